@@ -1,0 +1,1 @@
+"""The embedded tokenizer and the script that trained it."""

@@ -1,0 +1,59 @@
+"""Train the embedded tokenizer on text that the worlds produce: ``python -m lang_envs.assets.train_tokenizer``."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from lang_envs import WORLDS, LanguageEnv
+
+SPECIAL_TOKENS = ["<|pad|>", "<|begin|>", "<|end|>", "<|prefix|>", "<|suffix|>", "<|middle|>"]
+"""Padding, begin, end, and the three markers of infilling, in id order."""
+
+
+def world_text() -> Iterator[str]:
+    """Every sentence, every phrase and the manual of every world."""
+    for name in WORLDS:
+        world = gym.make(name, interface="text").unwrapped
+        assert isinstance(world, LanguageEnv)
+        for part in world.text_parts or ():
+            yield from part
+        for phrase in world.action_names:
+            yield " " + phrase
+        yield inspect.getdoc(type(world)) or ""
+
+
+def train(vocabulary_size: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer: every byte is a token, so that any string can be encoded and comes back unchanged."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        min_frequency=1,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(world_text(), trainer)
+    return tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vocabulary-size", type=int, default=1024, help="at most this many entries")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("tokenizer.json"))
+    arguments = parser.parse_args()
+    tokenizer = train(arguments.vocabulary_size)
+    tokenizer.save(str(arguments.output))
+    print(f"{tokenizer.get_vocab_size()} entries written to {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A kitchen in which one cook chops, assembles and delivers salads."""

@@ -1,0 +1,70 @@
+"""The one table of ids, and how an id becomes an environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
+
+from lang_envs.tokens import TokenEnv
+
+INTERFACES = ("tokens", "text")
+
+
+@dataclass(frozen=True)
+class World:
+    """A row of the table: ``entry_point`` is the text world's class, ``kwargs`` (JSON-able) make it this id."""
+
+    entry_point: str
+    summary: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+
+
+_OVERCOOKED = "lang_envs.overcooked.env:OvercookedEnv"
+
+WORLDS: dict[str, World] = {
+    f"Overcooked-{dish}-salad-v0": World(
+        _OVERCOOKED, f"Chop, assemble and deliver a {dish.replace('-', ', ')} salad.", {"dish": dish.split("-")}
+    )
+    for dish in (
+        "tomato",
+        "lettuce",
+        "onion",
+        "tomato-lettuce",
+        "tomato-onion",
+        "lettuce-onion",
+        "tomato-lettuce-onion",
+    )
+}
+
+
+def make_world(
+    *,
+    entry_point: str,
+    interface: str = "tokens",
+    tokenizer: Any = "embedded",
+    max_observation_tokens: int | None = None,
+    max_action_tokens: int | None = None,
+    **kwargs: Any,
+) -> gym.Env:
+    """Build a world and, unless ``interface="text"``, the wrapper that speaks token ids around it."""
+    if interface not in INTERFACES:
+        raise ValueError(f"interface {interface!r} is not one of {INTERFACES}")
+    env = load_env_creator(entry_point)(**kwargs)
+    if interface == "text":
+        return env
+    return TokenEnv(env, tokenizer, max_observation_tokens, max_action_tokens)
+
+
+def register_worlds() -> None:
+    """Register every id with Gymnasium."""
+    for name, world in WORLDS.items():
+        gym.register(
+            name,
+            entry_point="lang_envs.registration:make_world",
+            kwargs={"entry_point": world.entry_point, **world.kwargs},
+            max_episode_steps=world.max_episode_steps,
+        )

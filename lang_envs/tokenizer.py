@@ -1,0 +1,190 @@
+"""Tokenizers that keep every character: the embedded one, or that of any Hugging Face model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+EMBEDDED = "embedded"
+_SENTINEL = "\n"
+_PROBES = ("a", " a", "A b  c\n", "don't .", "x = [1,\n    2]", "\u00e9")
+
+
+class Tokenizer:
+    """Text to token ids and back, exactly; no special token is ever read out of text.
+
+    Parameters
+    ----------
+    backend : tokenizers.Tokenizer
+        The Rust tokenizer that does the work.
+    name : str
+        How to ask for this tokenizer again: ``"embedded"``, a Hugging Face name or a folder.
+    end_id : int
+        Ends an action.
+    pad_id : int, optional
+        Fills up arrays; the end token where a tokenizer has none for padding.
+    begin_id : int, optional
+        Stands before a prompt, where the tokenizer has one.
+    chat_template : tuple of str, optional
+        What an instruct model's template puts before and after what the user says.
+
+    Raises
+    ------
+    ValueError
+        If the tokenizer loses characters.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        name: str,
+        *,
+        end_id: int,
+        pad_id: int | None = None,
+        begin_id: int | None = None,
+        chat_template: tuple[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.end_id = end_id
+        self.pad_id = end_id if pad_id is None else pad_id
+        self.begin_id = begin_id
+        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        self.chat_template = chat_template
+        around = chat_template or ("", "")
+        self._prompt_start = tuple(backend.encode(around[0], add_special_tokens=False).ids)
+        self._prompt_end = tuple(backend.encode(around[1], add_special_tokens=False).ids)
+        if begin_id is not None and begin_id not in self._prompt_start:
+            self._prompt_start = (begin_id, *self._prompt_start)
+
+        backend = tokenizers.Tokenizer.from_str(backend.to_str())
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = True
+        self._backend = backend
+        vocabulary = sorted(backend.get_vocab(with_added_tokens=True).items())
+        identity = json.dumps([vocabulary, self.end_id, self.pad_id, self.begin_id, chat_template])
+        self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self._sentinel_ids: list[int] = []
+        if not self._keeps_probes():
+            # Tokenizers in the manner of SentencePiece put a space before the text and take one away again: let a
+            # sentinel bear that, and cut it off.
+            self._sentinel_ids = backend.encode(_SENTINEL, add_special_tokens=False).ids
+            if not self._keeps_probes():
+                raise ValueError(f"the tokenizer {name!r} does not give every text back unchanged; use another one")
+
+    def _keeps_probes(self) -> bool:
+        return all(self.decode(self.encode(probe)) == probe for probe in _PROBES)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a text, without any special token.
+
+        Raises
+        ------
+        ValueError
+            If ``text`` is not a string, or holds a lone surrogate, which no Unicode encoding can carry.
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"text must be a str, not {type(text).__name__}: {text!r:.200}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text is not valid Unicode at character {error.start}: {error.reason}") from None
+        if not self._sentinel_ids:
+            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        ids = self._backend.encode(_SENTINEL + text, add_special_tokens=False).ids
+        return tuple(ids[len(self._sentinel_ids) :])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; bytes that are no valid UTF-8 become U+FFFD."""
+        text = self._backend.decode([*self._sentinel_ids, *map(int, ids)], skip_special_tokens=False)
+        return text[len(_SENTINEL) :] if self._sentinel_ids else text
+
+    def encode_action(self, phrase: str) -> tuple[int, ...]:
+        """The ids of a phrase as a model continues a prompt with it: a space before it, the end token behind it."""
+        return (*self.encode(" " + phrase), self.end_id)
+
+    def prompt(self, observation_ids: Sequence[int]) -> tuple[int, ...]:
+        """Observation ids as a model's prompt: the begin token before them, or the chat template around them."""
+        return (*self._prompt_start, *map(int, observation_ids), *self._prompt_end)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size}, fingerprint={self.fingerprint})"
+
+
+def load_tokenizer(tokenizer: Any = EMBEDDED) -> Tokenizer:
+    """The tokenizer of that name.
+
+    Parameters
+    ----------
+    tokenizer : str, Path, Tokenizer or transformers.PreTrainedTokenizerFast
+        ``"embedded"``, the name of a Hugging Face model, a folder that holds one, or a tokenizer object.
+
+    Raises
+    ------
+    ImportError
+        If a Hugging Face tokenizer is asked for and transformers is not installed.
+    ValueError
+        If the tokenizer has no fast backend, no end token, or loses characters.
+    """
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if isinstance(tokenizer, str | Path):
+        return _load_by_name(str(tokenizer))
+    return _from_hugging_face(tokenizer, getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+
+
+@lru_cache(maxsize=16)
+def _load_by_name(name: str) -> Tokenizer:
+    if name == EMBEDDED:
+        text = resources.files("lang_envs").joinpath("assets/tokenizer.json").read_text(encoding="utf-8")
+        backend = tokenizers.Tokenizer.from_str(text)
+        pad, begin, end = (backend.token_to_id(token) for token in ("<|pad|>", "<|begin|>", "<|end|>"))
+        return Tokenizer(backend, EMBEDDED, end_id=end, pad_id=pad, begin_id=begin)
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ImportError(
+            f"the tokenizer {name!r} needs transformers: pip install 'lang-envs[train]' (or use 'embedded')"
+        ) from None
+    return _from_hugging_face(AutoTokenizer.from_pretrained(name), name)
+
+
+def _from_hugging_face(tokenizer: Any, name: str) -> Tokenizer:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(f"the tokenizer {name!r} ({type(tokenizer).__name__}) has no fast backend of `tokenizers`")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer {name!r} has no end-of-sequence token, and actions end with one")
+    return Tokenizer(
+        backend,
+        name,
+        end_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        begin_id=tokenizer.bos_token_id,
+        chat_template=_chat_template(tokenizer),
+    )
+
+
+def _chat_template(tokenizer: Any) -> tuple[str, str] | None:
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    marker = "\u2402OBSERVATION\u2403"
+    message = [{"role": "user", "content": marker}]
+    text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    before, found, after = text.partition(marker)
+    if not found:
+        raise ValueError("the tokenizer's chat template does not repeat what the user says")
+    return before, after

@@ -1,0 +1,213 @@
+"""Worlds in token ids: the space of token sequences, and the wrapper that speaks it."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import MultiDiscrete
+
+from lang_envs.core import LanguageEnv
+from lang_envs.tokenizer import Tokenizer, load_tokenizer
+
+_CACHE_ENTRIES = 4096
+_ACTION_TOKENS_OF_FREE_TEXT = 128
+_OBSERVATION_TOKENS_OF_FREE_TEXT = 1024
+
+
+class TokenSequence(MultiDiscrete):
+    """Sequences of at most ``max_length`` token ids: an int64 array of shape ``(max_length,)``, ids then padding.
+
+    To Gymnasium and to other libraries it is a ``MultiDiscrete``. Whatever stands at or after the first end or padding
+    token does not count.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+        Whose ids these are.
+    max_length : int
+        Number of tokens, the end token of an action included.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int, seed: int | np.random.Generator | None = None) -> None:
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1, not {max_length}")
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        super().__init__(np.full(max_length, tokenizer.vocab_size, dtype=np.int64), dtype=np.int64, seed=seed)
+
+    def pad(self, ids: tuple[int, ...]) -> np.ndarray:
+        """Ids as a fresh element of this space.
+
+        Raises
+        ------
+        ValueError
+            If there are more ids than fit.
+        """
+        if len(ids) > self.max_length:
+            raise ValueError(f"{len(ids)} tokens do not fit into a space of {self.max_length}")
+        array = np.full(self.max_length, self.tokenizer.pad_id, dtype=np.int64)
+        array[: len(ids)] = ids
+        return array
+
+    def unpad(self, array: np.ndarray) -> tuple[int, ...]:
+        """The ids before the first end or padding token."""
+        stops = np.flatnonzero((array == self.tokenizer.pad_id) | (array == self.tokenizer.end_id))
+        return tuple(array[: stops[0]].tolist() if len(stops) else array.tolist())
+
+    def encode(self, phrase: str) -> np.ndarray:
+        """A phrase as an action of this space."""
+        return self.pad(self.tokenizer.encode_action(phrase))
+
+    def decode(self, array: np.ndarray) -> str:
+        """The text of an element of this space."""
+        return self.tokenizer.decode(self.unpad(array))
+
+    def check(self, array: Any) -> np.ndarray:
+        """``array`` itself, if it is an integer array of this space's shape, as int64.
+
+        Raises
+        ------
+        ValueError
+            Naming the type, dtype or shape that is wrong.
+        """
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"a token sequence is a numpy array, not {type(array).__name__}: {array!r:.200}")
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"a token sequence holds integers, not {array.dtype}")
+        if array.shape != (self.max_length,):
+            raise ValueError(f"a token sequence of this space has shape {self.shape}, not {array.shape}")
+        return array.astype(np.int64, copy=False)
+
+    def check_ids(self, array: np.ndarray) -> np.ndarray:
+        """``array`` itself, if all its ids are in the vocabulary.
+
+        Raises
+        ------
+        ValueError
+            Naming the first id that is not.
+        """
+        wrong = array[(array < 0) | (array >= self.tokenizer.vocab_size)]
+        if len(wrong):
+            raise ValueError(f"token id {wrong[0]} is outside the vocabulary of {self.tokenizer.vocab_size} ids")
+        return array
+
+    def sample(self, mask: Any = None, probability: Any = None) -> np.ndarray:
+        """Random ids of a random length, then padding."""
+        array = super().sample(mask=mask, probability=probability)
+        array[self.np_random.integers(1, self.max_length, endpoint=True) :] = self.tokenizer.pad_id
+        return array
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TokenSequence)
+            and self.max_length == other.max_length
+            and self.tokenizer == other.tokenizer
+        )
+
+    def __repr__(self) -> str:
+        return f"TokenSequence({self.tokenizer!r}, max_length={self.max_length})"
+
+
+class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordConstructorArgs):
+    """A text world with observations and actions of token ids.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        A :class:`LanguageEnv`, wrapped or not.
+    tokenizer : str, Path, Tokenizer or transformers tokenizer
+        See :func:`lang_envs.load_tokenizer`.
+    max_observation_tokens, max_action_tokens : int, optional
+        Lengths of the spaces. By default what the longest text of the world and its longest phrase need; where text is
+        open-ended, 1024 and 128, and longer observations lose their beginning, which
+        ``info["trimmed_tokens"]`` counts.
+
+    Raises
+    ------
+    ValueError
+        If a text or a phrase of a world with finite text does not fit into the lengths given.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[str, str],
+        tokenizer: Any = "embedded",
+        max_observation_tokens: int | None = None,
+        max_action_tokens: int | None = None,
+    ) -> None:
+        gym.utils.RecordConstructorArgs.__init__(
+            self,
+            tokenizer=tokenizer,
+            max_observation_tokens=max_observation_tokens,
+            max_action_tokens=max_action_tokens,
+        )
+        gym.Wrapper.__init__(self, env)
+        world = env.unwrapped
+        if not isinstance(world, LanguageEnv):
+            raise ValueError(f"TokenEnv wraps a LanguageEnv, not {type(world).__name__}")
+        self.tokenizer = load_tokenizer(tokenizer)
+        needed = _longest_observation(world, self.tokenizer)
+        self._trims = needed is None
+        if needed is not None and max_observation_tokens is not None and max_observation_tokens < needed:
+            raise ValueError(
+                f"max_observation_tokens={max_observation_tokens} cannot hold the longest observation of {world}: "
+                f"{needed} tokens of {self.tokenizer.name!r}"
+            )
+        self.observation_space = TokenSequence(
+            self.tokenizer, max_observation_tokens or needed or _OBSERVATION_TOKENS_OF_FREE_TEXT
+        )
+        longest = max(
+            (len(self.tokenizer.encode_action(name)) for name in world.action_names),
+            default=_ACTION_TOKENS_OF_FREE_TEXT,
+        )
+        if world.action_names and max_action_tokens is not None and max_action_tokens < longest:
+            raise ValueError(
+                f"max_action_tokens={max_action_tokens} cannot hold the longest phrase of {world}: "
+                f"{longest} tokens of {self.tokenizer.name!r}, the end token included"
+            )
+        self.action_space = TokenSequence(self.tokenizer, max_action_tokens or longest)
+        self._phrases = {self.action_space.encode(name).tobytes(): name for name in world.action_names}
+        self._encoded_observations: dict[str, tuple[np.ndarray, int]] = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        text, info = self.env.reset(seed=seed, options=options)
+        return self._observe(text, info), info
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Take the action whose token ids these are.
+
+        Raises
+        ------
+        ValueError
+            If ``action`` is not an element of the action space; the world is then as it was.
+        """
+        action = self.action_space.check(action)
+        phrase = self._phrases.get(action.tobytes())
+        if phrase is None:
+            phrase = self.action_space.decode(self.action_space.check_ids(action))
+        text, reward, terminated, truncated, info = self.env.step(phrase)
+        return self._observe(text, info), reward, terminated, truncated, info
+
+    def _observe(self, text: str, info: dict[str, Any]) -> np.ndarray:
+        known = self._encoded_observations.get(text)
+        if known is None:
+            if len(self._encoded_observations) >= _CACHE_ENTRIES:
+                self._encoded_observations.clear()
+            known = self._encoded_observations[text] = self._encode_observation(text)
+        array, trimmed = known
+        if trimmed:
+            info["trimmed_tokens"] = trimmed
+        return array.copy()
+
+    def _encode_observation(self, text: str) -> tuple[np.ndarray, int]:
+        ids = self.tokenizer.encode(text)
+        trimmed = max(0, len(ids) - self.observation_space.max_length) if self._trims else 0
+        return self.observation_space.pad(ids[trimmed:]), trimmed
+
+
+def _longest_observation(world: LanguageEnv, tokenizer: Tokenizer) -> int | None:
+    if world.text_parts is None:
+        return None
+    return sum(max(len(tokenizer.encode(text)) for text in part) for part in world.text_parts)
