@@ -53,7 +53,7 @@ def make_world(
     """Build a world and, unless ``interface="text"``, the wrapper that speaks token ids around it."""
     if interface not in INTERFACES:
         raise ValueError(f"interface {interface!r} is not one of {INTERFACES}")
-    env = load_env_creator(entry_point)(**kwargs)
+    env: gym.Env[str, str] = load_env_creator(entry_point)(**kwargs)  # type: ignore[assignment]
     if interface == "text":
         return env
     return TokenEnv(env, tokenizer, max_observation_tokens, max_action_tokens)

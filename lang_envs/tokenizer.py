@@ -6,11 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+
+from lang_envs.assets import TOKENIZER_FILE
 
 EMBEDDED = "embedded"
 _SENTINEL = "\n"
@@ -149,8 +150,7 @@ def load_tokenizer(tokenizer: Any = EMBEDDED) -> Tokenizer:
 @lru_cache(maxsize=16)
 def _load_by_name(name: str) -> Tokenizer:
     if name == EMBEDDED:
-        text = resources.files("lang_envs").joinpath("assets/tokenizer.json").read_text(encoding="utf-8")
-        backend = tokenizers.Tokenizer.from_str(text)
+        backend = tokenizers.Tokenizer.from_file(str(TOKENIZER_FILE))
         pad, begin, end = (backend.token_to_id(token) for token in ("<|pad|>", "<|begin|>", "<|end|>"))
         return Tokenizer(backend, EMBEDDED, end_id=end, pad_id=pad, begin_id=begin)
     try:

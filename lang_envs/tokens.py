@@ -155,9 +155,8 @@ class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordCo
                 f"max_observation_tokens={max_observation_tokens} cannot hold the longest observation of {world}: "
                 f"{needed} tokens of {self.tokenizer.name!r}"
             )
-        self.observation_space = TokenSequence(
-            self.tokenizer, max_observation_tokens or needed or _OBSERVATION_TOKENS_OF_FREE_TEXT
-        )
+        observation_tokens = max_observation_tokens or needed or _OBSERVATION_TOKENS_OF_FREE_TEXT
+        self.observation_space: TokenSequence = TokenSequence(self.tokenizer, observation_tokens)
         longest = max(
             (len(self.tokenizer.encode_action(name)) for name in world.action_names),
             default=_ACTION_TOKENS_OF_FREE_TEXT,
@@ -167,7 +166,7 @@ class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordCo
                 f"max_action_tokens={max_action_tokens} cannot hold the longest phrase of {world}: "
                 f"{longest} tokens of {self.tokenizer.name!r}, the end token included"
             )
-        self.action_space = TokenSequence(self.tokenizer, max_action_tokens or longest)
+        self.action_space: TokenSequence = TokenSequence(self.tokenizer, max_action_tokens or longest)
         self._phrases = {self.action_space.encode(name).tobytes(): name for name in world.action_names}
         self._encoded_observations: dict[str, tuple[np.ndarray, int]] = {}
 

@@ -99,9 +99,7 @@ class OvercookedEnv(LanguageEnv):
         self._kitchen_state: State = self.kitchen.initial_state()
         self._primitive_steps = 0
         self._delivered = False
-        super().__init__(
-            max_text_length=sum(max(map(len, part)) for part in self.text_parts), render_mode=render_mode
-        )
+        super().__init__(max_text_length=sum(max(map(len, part)) for part in self.text_parts), render_mode=render_mode)
 
     def _start(self, options: dict[str, Any]) -> None:
         self._kitchen_state = self.kitchen.initial_state()
@@ -136,4 +134,3 @@ class OvercookedEnv(LanguageEnv):
         if self.render_mode == "rgb_array":
             return draw(self.kitchen, self._kitchen_state)
         return None
-

@@ -44,7 +44,7 @@ def macro_actions(kitchen: Kitchen) -> tuple[MacroAction, ...]:
 
 
 class Cook:
-    """Carries out macro-actions in one kitchen; remembers every outcome, since the states are few and the rules fixed."""
+    """Carries out macro-actions in one kitchen and remembers every outcome: states are few, the rules fixed."""
 
     def __init__(self, kitchen: Kitchen) -> None:
         self.kitchen = kitchen
@@ -70,11 +70,10 @@ class Cook:
         return observation
 
     def _run(self, state: State, macro: MacroAction) -> Outcome:
-        total, steps, delivered = 0.0, 0, False
-        for state, reward, delivered in self._primitive_steps(state, macro):
-            total += DISCOUNT**steps * reward
-            steps += 1
-        return Outcome(state, total, delivered, steps)
+        steps = list(self._primitive_steps(state, macro))
+        reward = sum(DISCOUNT**k * step_reward for k, (_, step_reward, _) in enumerate(steps))
+        end, _, delivered = steps[-1]
+        return Outcome(end, reward, delivered, len(steps))
 
     def _primitive_steps(self, state: State, macro: MacroAction) -> Iterator[Step]:
         if macro.kind == "chop":

@@ -71,9 +71,7 @@ def text_parts(kitchen: Kitchen) -> tuple[tuple[str, ...], ...]:
             (_board_sentence(name, False, None), *(_board_sentence(name, True, thing) for thing in (None, *things)))
             for name in _board_names(kitchen)
         ),
-        *(
-            ("", *(_on_counter(f"a {condition} {food}") for condition in conditions)) for food in kitchen.foods
-        ),
+        *(("", *(_on_counter(f"a {condition} {food}") for condition in conditions)) for food in kitchen.foods),
         ("", *(_on_counter(bowl) for bowl in bowls)),
     )
 

@@ -1,0 +1,425 @@
+"""What agents that learn by PPO share: how they act, how they learn, how they are put down and taken up again."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from peft import load_peft_weights, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+
+from trainers import ppo
+from trainers.agent import Decision, Rollout
+from trainers.agents.settings import Settings, resolve
+from trainers.language_model import LanguageModel, load_language_model
+from trainers.policy import Assessment, LanguagePolicy, Scores
+from trainers.prefix_tree import Question, Tokens, build_tree
+from trainers.rollout import token_space
+
+ADAPTER_FOLDER = "adapter"
+_RATIO_TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a decision keeps for learning: the question, which candidate was taken, and how it looked then."""
+
+    question: Question
+    choice: int
+    assessment: Assessment
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of the action."""
+        return len(self.question[1].candidates[self.choice])
+
+    @property
+    def nodes(self) -> np.ndarray:
+        """The node before each token of the action: int64 array (length,)."""
+        return self.question[1].path_nodes[self.choice, : self.length]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The B decisions of a rollout, as tensors over U units: tokens, or one unit for the whole action.
+
+    ``decisions`` are their memories; the tensors have shape (B, U), ``features`` (B, U, hidden).
+    """
+
+    decisions: list[Memory]
+    mask: torch.Tensor
+    old_log_probs: torch.Tensor
+    old_values: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    features: torch.Tensor
+
+
+class PPOAgent(ABC):
+    """A language model that learns by PPO, with credit per token or per action.
+
+    Parameters
+    ----------
+    envs : gymnasium.vector.VectorEnv or gymnasium.Env
+        The worlds it will act in; they say which tokens and which discount.
+    model : str, Path or transformers.PreTrainedModel
+        ``"embedded"``, a Hugging Face name, a folder, or a model object.
+    tokenizer : optional
+        The model's tokenizer, where the model does not know it; a model object takes the world's.
+    **settings
+        Fields of the agent's settings.
+
+    Raises
+    ------
+    ValueError
+        If the worlds speak another tokenizer than the model, or a setting is unknown.
+    """
+
+    settings_type: ClassVar[type[Settings]] = Settings
+
+    def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
+        resolved = resolve(self.settings_type, model, settings)
+        if resolved.gamma is None:
+            resolved = replace(resolved, gamma=world_discount(envs))
+        self.settings = resolved
+        space = getattr(envs, "single_action_space", envs.action_space)
+        self.world_tokenizer = token_space(space).tokenizer
+        torch.manual_seed(resolved.seed)
+        self.random = np.random.default_rng(resolved.seed)
+        if tokenizer is None and not isinstance(model, str | Path):
+            tokenizer = self.world_tokenizer
+        language_model = load_language_model(
+            model,
+            tokenizer=tokenizer,
+            device=resolved.device,
+            dtype=resolved.dtype,
+            lora_rank=resolved.lora_rank,
+            lora_alpha=resolved.lora_alpha,
+            lora_targets=resolved.lora_targets,
+            quantize=resolved.quantize,
+            gradient_checkpointing=resolved.gradient_checkpointing,
+        )
+        _check_tokenizers(self.world_tokenizer, language_model)
+        language_model.packs &= resolved.packing
+        self.tokenizer = language_model.tokenizer
+        self.policy = LanguagePolicy(
+            language_model,
+            behaviour=resolved.behaviour,
+            normalisation=resolved.normalisation,
+            critic_hidden=resolved.critic_hidden,
+            tokens_per_forward=resolved.tokens_per_forward,
+        )
+        self.max_action_tokens = min(resolved.max_action_tokens or space.max_length, space.max_length)
+        self._adapter = language_model.trainable_parameters()
+        self._critic = list(self.policy.critic.parameters())
+        self._actor_optimizer = torch.optim.Adam(self._adapter, lr=resolved.actor_lr, eps=1e-5)
+        self._critic_optimizer = torch.optim.Adam(self._critic, lr=resolved.critic_lr, eps=1e-5)
+        self._decisions_learnt = 0
+        self._assessments: dict[Question, Assessment] = {}
+
+    @property
+    def language_model(self) -> LanguageModel:
+        return self.policy.language_model
+
+    # -------------------------------------------------------------------------------------- what an algorithm decides
+
+    @abstractmethod
+    def credit(
+        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray, next_values: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages and returns of units.
+
+        ``rewards``, ``next_values`` and ``ends`` are arrays (T, N); ``values``, ``mask`` and the results (T, N, U).
+        """
+
+    @abstractmethod
+    def units_of(self, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
+        """The nodes at which the units of a decision are valued, and their log-probabilities then; arrays (U,)."""
+
+    @abstractmethod
+    def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of units now, for the candidates ``choices`` of the questions ``rows``: (B, U)."""
+
+    # ------------------------------------------------------------------------------------------------------- acting
+
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
+        """One decision for each observation; ``greedy`` takes the most probable action."""
+        questions = self._questions(observations, infos, greedy)
+        decisions = []
+        for question, assessment in zip(questions, self._assess(questions), strict=True):
+            choice = self._choose(assessment.action_log_probs, greedy)
+            ids = question[1].candidates[choice]
+            phrase = ids[:-1] if ids[-1] == self.tokenizer.end_id else ids
+            decisions.append(Decision(self.tokenizer.decode(phrase).strip(), ids, Memory(question, choice, assessment)))
+        return decisions
+
+    def _questions(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], greedy: bool) -> list[Question]:
+        prompts = [self._prompt(row) for row in observations]
+        if self.settings.behaviour == "free":
+            said = self.language_model.generate(prompts, max_tokens=self.max_action_tokens, greedy=greedy)
+            return [(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, said, strict=True)]
+        return [
+            (prompt, build_tree(self._candidates(info["available_actions"])))
+            for prompt, info in zip(prompts, infos, strict=True)
+        ]
+
+    def _prompt(self, observation: np.ndarray) -> Tokens:
+        """The ids before the padding, in their frame."""
+        padding = np.flatnonzero(observation == self.world_tokenizer.pad_id)
+        return self.tokenizer.prompt(observation[: padding[0]] if len(padding) else observation)
+
+    def _candidates(self, phrases: tuple[str, ...]) -> tuple[Tokens, ...]:
+        return _encode_phrases(self.tokenizer, tuple(phrases), self.settings.end_token)
+
+    def _assess(self, questions: Sequence[Question]) -> list[Assessment]:
+        """Each distinct question is put to the model once until it learns again."""
+        new = [question for question in dict.fromkeys(questions) if question not in self._assessments]
+        if new:
+            self._assessments.update(zip(new, self.policy.assess(new), strict=True))
+        return [self._assessments[question] for question in questions]
+
+    def _choose(self, log_probs: np.ndarray, greedy: bool) -> int:
+        # To draw a leaf with the product of its tokens' probabilities is to walk down the trie token by token.
+        if greedy or len(log_probs) == 1:
+            return int(log_probs.argmax())
+        cumulative = np.exp(log_probs).cumsum()
+        return int(np.searchsorted(cumulative, self.random.random() * cumulative[-1], side="right"))
+
+    # ----------------------------------------------------------------------------------------------------- learning
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """PPO on one rollout; returns the metrics of the update."""
+        batch = self._batch(rollout)
+        self._assessments.clear()
+        self._anneal()
+        metrics = Metrics()
+        size, advantages = len(batch.decisions), batch.advantages
+        if self.settings.advantage_std_floor is not None:
+            advantages = ppo.normalise_advantages(advantages, batch.mask, self.settings.advantage_std_floor)
+        planned = self.settings.epochs * self.settings.minibatches
+        steps_taken, stopped = 0, False
+        for step in range(planned):
+            if step % self.settings.minibatches == 0:
+                parts = np.array_split(self.random.permutation(size), self.settings.minibatches)
+            rows = parts[step % self.settings.minibatches]
+            if not len(rows):
+                continue
+            self._critic_step(batch, rows, metrics)
+            if not stopped:
+                stopped = not self._actor_step(batch, advantages, rows, metrics, first=step == 0)
+                steps_taken += not stopped
+        self._decisions_learnt += size
+        spread = batch.returns[batch.mask].var()
+        error = (batch.returns - batch.old_values)[batch.mask].var()
+        return metrics.means() | {
+            "skipped_actor_steps": 1 - steps_taken / planned,
+            "explained_variance": float(1 - error / spread) if spread > 0 else 0.0,
+            "actor_lr": self._actor_optimizer.param_groups[0]["lr"],
+        }
+
+    def _actor_step(
+        self, batch: Batch, advantages: torch.Tensor, rows: np.ndarray, metrics: Metrics, *, first: bool
+    ) -> bool:
+        """One step of the adapter; False, and no step, if the policy has already moved too far from the rollout's."""
+        settings = self.settings
+        questions = list(dict.fromkeys(batch.decisions[row].question for row in rows))
+        members: dict[Question, list[int]] = {question: [] for question in questions}
+        for row in rows:
+            members[batch.decisions[row].question].append(int(row))
+        units = batch.mask[rows].sum()
+        totals = torch.zeros(4, device=batch.mask.device)
+        self._actor_optimizer.zero_grad(set_to_none=True)
+        for _, group in self.policy.groups(questions):
+            where = [(i, row) for i, question in enumerate(group) for row in members[question]]
+            index = torch.tensor([i for i, _ in where], device=batch.mask.device)
+            chosen = [row for _, row in where]
+            choices = torch.tensor([batch.decisions[row].choice for row in chosen], device=batch.mask.device)
+            scores = self.policy.score(self.policy.pack(group), with_node_entropies=settings.entropy_level == "token")
+            mask, old = batch.mask[chosen], batch.old_log_probs[chosen]
+            log_probs = _to_width(self.unit_log_probs(scores, index, choices), mask.shape[1])
+            if first:
+                self._check_first_ratio(log_probs, old, mask)
+            policy_loss = ppo.clipped_policy_loss(log_probs, old, advantages[chosen], mask, settings.clip) / units
+            if settings.entropy_level == "token":
+                entropy = scores.node_entropies[index, choices].sum() / self._tokens(batch, rows)
+            else:
+                entropy = scores.action_entropy[index].sum() / len(rows)
+            (policy_loss - settings.entropy_coefficient * entropy).backward()
+            with torch.no_grad():
+                kl = ppo.approximate_kl(log_probs, old, mask) / units
+                outside = ppo.clipped_units(log_probs, old, mask, settings.clip) / units
+                totals += torch.stack([policy_loss, entropy, kl, outside])
+        loss, entropy_, kl_, outside_ = totals.tolist()
+        metrics.add(policy_loss=loss, entropy=entropy_, approximate_kl=kl_, clip_fraction=outside_)
+        if kl_ > settings.kl_threshold:
+            return False
+        norm = torch.nn.utils.clip_grad_norm_(self._adapter, settings.max_grad_norm)
+        metrics.add(actor_grad_norm=float(norm))
+        self._actor_optimizer.step()
+        return True
+
+    def _critic_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics) -> None:
+        settings, mask = self.settings, batch.mask[rows]
+        values = self.policy.critic(batch.features[rows])[..., 0]
+        loss = ppo.clipped_value_loss(values, batch.old_values[rows], batch.returns[rows], mask, settings.clip)
+        loss = settings.value_coefficient * loss / mask.sum()
+        self._critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._critic, settings.max_grad_norm)
+        self._critic_optimizer.step()
+        metrics.add(value_loss=float(loss), critic_grad_norm=float(norm))
+
+    def _check_first_ratio(self, log_probs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> None:
+        """Before the first step the policy is the one that acted; in full precision that must show."""
+        if self.language_model.model.dtype == torch.float32 and self.settings.quantize is None:
+            worst = float((log_probs - old)[mask].abs().max())
+            if worst > _RATIO_TOLERANCE:
+                raise RuntimeError(f"the policy's log-probabilities differ by {worst} from those it acted with")
+
+    @staticmethod
+    def _tokens(batch: Batch, rows: np.ndarray) -> int:
+        return sum(batch.decisions[row].length for row in rows)
+
+    def _batch(self, rollout: Rollout) -> Batch:
+        """The rollout's valid decisions with their credit."""
+        steps, n = rollout.rewards.shape
+        memories: list[list[Memory]] = [[decision.memory for decision in row] for row in rollout.decisions]
+        units = [[self.units_of(memory) for memory in row] for row in memories]
+        width = max(len(nodes) for row in units for nodes, _ in row)
+        mask = np.zeros((steps, n, width), dtype=bool)
+        values, log_probs = np.zeros(mask.shape), np.zeros(mask.shape)
+        for t, i in np.argwhere(rollout.valid):
+            nodes, unit_log_probs = units[t][i]
+            mask[t, i, : len(nodes)] = True
+            values[t, i, : len(nodes)] = memories[t][i].assessment.values[nodes]
+            log_probs[t, i, : len(nodes)] = unit_log_probs
+        advantages, returns = self.credit(
+            rollout.rewards, values, mask, self._next_values(rollout, memories), rollout.episode_ends
+        )
+        device = self.language_model.device
+        where = np.argwhere(rollout.valid)
+        decisions = [memories[t][i] for t, i in where]
+        features = torch.zeros((len(where), width, self.language_model.hidden_size), device=device)
+        for row, (t, i) in enumerate(where):
+            nodes = torch.from_numpy(units[t][i][0]).to(device)
+            features[row, : len(nodes)] = memories[t][i].assessment.features[nodes]
+
+        def flat(array: np.ndarray) -> torch.Tensor:
+            rows = array[rollout.valid]
+            return torch.from_numpy(rows if rows.dtype == bool else rows.astype(np.float32)).to(device)
+
+        return Batch(decisions, flat(mask), flat(log_probs), flat(values), flat(advantages), flat(returns), features)
+
+    def _next_values(self, rollout: Rollout, memories: list[list[Memory]]) -> np.ndarray:
+        """The value of what follows each step, before any token is said: float64 array (T, N)."""
+        roots = np.array([[memory.assessment.values[0] for memory in row] for row in memories])
+        final = [] if self.settings.truncation_is_termination else list(rollout.final)
+        following = [
+            *zip(rollout.last_observations, rollout.last_infos, strict=True),
+            *(rollout.final[key] for key in final),
+        ]
+        assessments = self._assess([self._root_question(*pair) for pair in following])
+        n = len(rollout.last_infos)
+        next_values = np.concatenate([roots[1:], [[assessment.values[0] for assessment in assessments[:n]]]])
+        next_values[rollout.episode_ends] = 0.0
+        for (t, i), assessment in zip(final, assessments[n:], strict=True):
+            next_values[t, i] = assessment.values[0]
+        return next_values
+
+    def _root_question(self, observation: np.ndarray, info: dict[str, Any]) -> Question:
+        """A question that values an observation; of what may be said only that there is something."""
+        phrases = info.get("available_actions")
+        if self.settings.behaviour == "free" or not phrases:
+            return self._prompt(observation), build_tree(((self.tokenizer.end_id,),))
+        return self._prompt(observation), build_tree(self._candidates(phrases))
+
+    def _anneal(self) -> None:
+        total = self.settings.anneal_decisions
+        left = max(0.0, 1 - self._decisions_learnt / total) if total else 1.0
+        self._actor_optimizer.param_groups[0]["lr"] = self.settings.actor_lr * left
+        self._critic_optimizer.param_groups[0]["lr"] = self.settings.critic_lr * left
+
+    # ----------------------------------------------------------------------------------------------- saving, loading
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter in PEFT's format, the critic, the optimisers and all random generators."""
+        folder.mkdir(parents=True, exist_ok=True)
+        model = self.language_model.model
+        model.save_pretrained(str(folder / ADAPTER_FOLDER), save_embedding_layers=False)
+        save_file(self.policy.critic.state_dict(), folder / "critic.safetensors")
+        state = {
+            "actor_optimizer": self._actor_optimizer.state_dict(),
+            "critic_optimizer": self._critic_optimizer.state_dict(),
+            "decisions_learnt": self._decisions_learnt,
+            "random": self.random.bit_generator.state,
+            "settings": asdict(self.settings),
+        }
+        torch.save(state, folder / "agent.pt")
+
+    def load(self, folder: Path) -> None:
+        """Go on from what :meth:`save` wrote.
+
+        Raises
+        ------
+        ValueError
+            If the folder holds no agent.
+        """
+        if not (folder / "agent.pt").is_file():
+            raise ValueError(f"{folder} holds no saved agent (no agent.pt)")
+        device = self.language_model.device
+        weights = load_peft_weights(str(folder / ADAPTER_FOLDER), device=str(device))
+        set_peft_model_state_dict(self.language_model.model, weights)
+        self.policy.critic.load_state_dict(load_file(folder / "critic.safetensors", device=str(device)))
+        state = torch.load(folder / "agent.pt", map_location=device, weights_only=True)
+        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
+        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self._decisions_learnt = state["decisions_learnt"]
+        self.random.bit_generator.state = state["random"]
+        self._assessments.clear()
+
+
+class Metrics:
+    """Means of what was measured several times."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, **values: float) -> None:
+        for name, value in values.items():
+            self._values.setdefault(name, []).append(value)
+
+    def means(self) -> dict[str, float]:
+        return {name: float(np.mean(values)) for name, values in self._values.items()}
+
+
+def world_discount(envs: Any) -> float:
+    """The discount of the worlds; 1 where they name none."""
+    if isinstance(envs, gym.vector.VectorEnv):
+        found = envs.get_attr("discount")
+        return float(found[0])
+    return float(envs.get_wrapper_attr("discount"))
+
+
+def _check_tokenizers(world: Any, language_model: LanguageModel) -> None:
+    model = language_model.tokenizer
+    if world != model:
+        raise ValueError(f"the worlds speak {world}, the model {model}: make the worlds with tokenizer={model.name!r}")
+
+
+@lru_cache(maxsize=4096)
+def _encode_phrases(tokenizer: Any, phrases: tuple[str, ...], end_token: bool) -> tuple[Tokens, ...]:
+    encoded = [tokenizer.encode_action(phrase) for phrase in phrases]
+    return tuple(encoded if end_token else (ids[:-1] for ids in encoded))
+
+
+def _to_width(units: torch.Tensor, width: int) -> torch.Tensor:
+    """Units of one group, which may be narrower than the whole batch."""
+    return torch.nn.functional.pad(units, (0, width - units.shape[1])) if units.shape[1] < width else units[:, :width]

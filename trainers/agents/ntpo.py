@@ -1,0 +1,14 @@
+"""NTPO: naive token-level policy optimisation (arXiv 2405.15821, eqs. 9 and 10)."""
+
+from __future__ import annotations
+
+from trainers.agents.token_level import TokenLevelAgent
+
+
+class NTPO(TokenLevelAgent):
+    """Token-level PPO that takes every token for a step of time, so that long actions look worse than short ones."""
+
+    @property
+    def gamma_token(self) -> float:
+        assert self.settings.gamma is not None
+        return self.settings.gamma

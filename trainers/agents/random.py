@@ -1,0 +1,30 @@
+"""An agent that plays at random: the level from which learning is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainers.agent import Decision, Rollout
+
+
+class RandomAgent:
+    """Says one of the available phrases, each equally likely; learns nothing."""
+
+    def __init__(self, envs: Any, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
+        return [Decision(self.random.choice(info["available_actions"]).item()) for info in infos]
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        return {}
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self, folder: Path) -> None:
+        """There is nothing to go on from."""

@@ -1,0 +1,156 @@
+"""Every hyper-parameter of the agents, with one line of meaning.
+
+The defaults are the paper's for Overcooked (arXiv 2405.15821, appendix) but for λ_w, which is 1; what suits the
+embedded model is :data:`EMBEDDED`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trainers.policy import BEHAVIOURS, NORMALISATIONS
+
+LEVELS = ("action", "token")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all agents that learn by PPO share."""
+
+    # --- credit
+    gamma: float | None = None
+    """Discount of one decision; by default the world's own."""
+    gae_lambda: float = 0.95
+    """λ of generalised advantage estimation between actions."""
+    truncation_is_termination: bool = False
+    """Do not bootstrap from the observation a truncated episode ended in (the paper's code)."""
+
+    # --- policy
+    behaviour: str = "trie"
+    """How actions are chosen: trie (token by token among the beginnings of available phrases), candidates (a softmax
+    over whole phrases), free (any text)."""
+    normalisation: str = "token"
+    """What log-likelihoods are divided by with behaviour=candidates: token, word, none."""
+    end_token: bool = True
+    """Whether an action ends with the end token (the paper's code: no)."""
+    max_action_tokens: int | None = None
+    """At most this many tokens with behaviour=free; by default what fits into the action space."""
+
+    # --- PPO
+    actor_lr: float = 5e-7
+    """Learning rate of the adapter."""
+    critic_lr: float = 1e-5
+    """Learning rate of the critic."""
+    epochs: int = 5
+    """Passes over each rollout."""
+    minibatches: int = 2
+    """Optimiser steps in one pass."""
+    clip: float = 0.2
+    """Clip range of ratios and of value changes."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy bonus."""
+    entropy_level: str = "action"
+    """Entropy of the distribution over actions, or the mean over that of its tokens: action, token."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm, adapter and critic each."""
+    kl_threshold: float = 0.02
+    """The adapter's remaining steps on a rollout are skipped once the approximate KL per unit passes this."""
+    advantage_std_floor: float = 0.05
+    """Advantages are never divided by less than this (the paper's code: 0)."""
+    anneal_decisions: int = 0
+    """Learning rates fall linearly to 0 over this many decisions; 0 keeps them."""
+
+    # --- model
+    lora_rank: int = 8
+    """Rank of the adapter."""
+    lora_alpha: int = 16
+    """Scale of the adapter times its rank."""
+    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    """Linear layers with an adapter, by name; all-linear for all of them."""
+    critic_hidden: tuple[int, ...] = (1024, 512)
+    """Widths of the critic's hidden layers."""
+    quantize: str | None = None
+    """Load the base model in 4bit or 8bit."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:N."""
+    dtype: str = "auto"
+    """auto (bfloat16 on a GPU, else float32), float32, bfloat16, float16."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
+    tokens_per_forward: int = 16384
+    """At most this many padded tokens go through the model at once; gradients add up over the parts."""
+    packing: bool = True
+    """Score candidates as a tree behind one prompt; False scores each by itself (slow; for comparison)."""
+    seed: int = 0
+    """Of the adapter, the critic, sampling and minibatches."""
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("behaviour", BEHAVIOURS),
+            ("normalisation", NORMALISATIONS),
+            ("entropy_level", LEVELS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {known}")
+        for name in ("gamma", "gae_lambda"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name}={value} is not between 0 and 1")
+        for name in ("epochs", "minibatches", "lora_rank", "tokens_per_forward"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("actor_lr", "critic_lr", "clip", "max_grad_norm", "kl_threshold"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive")
+
+
+@dataclass(frozen=True)
+class TokenLevelSettings(Settings):
+    """What agents with credit at the level of tokens add."""
+
+    gae_lambda_token: float = 1.0
+    """λ inside an action (the paper's code: 0.95). With 1, no credit fades on its way through an action."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.gae_lambda_token <= 1:
+            raise ValueError(f"gae_lambda_token={self.gae_lambda_token} is not between 0 and 1")
+
+
+@dataclass(frozen=True)
+class TwosomeSettings(Settings):
+    """TWOSOME's own: actions are chosen among whole candidates, and each rollout is used once."""
+
+    behaviour: str = "candidates"
+    epochs: int = 1
+    minibatches: int = 4
+
+
+EMBEDDED: dict[str, Any] = {
+    "actor_lr": 3e-4,
+    "critic_lr": 1e-3,
+    "epochs": 4,
+    "minibatches": 1,
+    "entropy_coefficient": 0.01,
+    "lora_targets": ("all-linear",),
+    "critic_hidden": (256, 256),
+}
+"""What suits the embedded model, of under a million parameters, instead of the defaults."""
+
+
+def resolve(settings: type[Settings], model: Any, given: dict[str, Any]) -> Settings:
+    """Settings for a model: defaults, then what suits the embedded model, then what was given.
+
+    Raises
+    ------
+    ValueError
+        If a name or a value is not known.
+    """
+    known = [field.name for field in fields(settings)]
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(f"{settings.__name__} has no {', '.join(unknown)}; it has {', '.join(known)}")
+    suited = EMBEDDED if model == "embedded" else {}
+    return settings(**{**suited, **given})

@@ -1,0 +1,47 @@
+"""Credit for every token: what NTPO and POAD share, and that is all but one number."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from trainers.agents.common import Memory, PPOAgent
+from trainers.agents.settings import Settings, TokenLevelSettings
+from trainers.credit import token_gae
+from trainers.policy import Scores
+
+
+class TokenLevelAgent(PPOAgent):
+    """PPO whose units are tokens: each has its own ratio, value and advantage."""
+
+    settings_type: ClassVar[type[Settings]] = TokenLevelSettings
+    settings: TokenLevelSettings
+
+    @property
+    @abstractmethod
+    def gamma_token(self) -> float:
+        """γ_w: the discount from one token to the next inside an action."""
+
+    def credit(
+        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray, next_values: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return token_gae(
+            rewards,
+            values,
+            mask,
+            next_values,
+            ends,
+            gamma=self.settings.gamma,
+            gae_lambda=self.settings.gae_lambda,
+            gamma_token=self.gamma_token,
+            gae_lambda_token=self.settings.gae_lambda_token,
+        )
+
+    def units_of(self, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
+        return memory.nodes, memory.assessment.token_log_probs[memory.choice, : memory.length]
+
+    def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        return scores.token_log_probs[rows, choices]

@@ -1,0 +1,38 @@
+"""TWOSOME (arXiv 2401.14151): PPO on whole actions, chosen by their normalised likelihood. GLAM with no normalisation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from trainers.agents.common import Memory, PPOAgent
+from trainers.agents.settings import Settings, TwosomeSettings
+from trainers.credit import action_gae
+from trainers.policy import Scores
+
+
+class TWOSOME(PPOAgent):
+    """PPO whose units are actions: one ratio, one value, one advantage for each."""
+
+    settings_type: ClassVar[type[Settings]] = TwosomeSettings
+
+    def credit(
+        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray, next_values: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        advantages, returns = action_gae(
+            rewards,
+            values[..., 0],
+            next_values,
+            ends,
+            gamma=self.settings.gamma,
+            gae_lambda=self.settings.gae_lambda,
+        )
+        return advantages[..., None], returns[..., None]
+
+    def units_of(self, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
+        return memory.nodes[:1], memory.assessment.action_log_probs[[memory.choice]]
+
+    def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        return scores.action_log_probs[rows, choices][:, None]

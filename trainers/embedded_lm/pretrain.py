@@ -1,0 +1,157 @@
+"""Make the embedded language model: ``python -m trainers.embedded_lm.pretrain``.
+
+The model reads what uniformly random policies see and say in the worlds, and nothing else: it learns the language and
+none of the solutions. A random policy's distribution over what to say next is known, so every distinct observation is
+read once with all its available phrases behind it, each weighted alike: the expected loss over the policy's choices
+instead of a sample of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from rich.progress import Progress
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lang_envs import WORLDS, Tokenizer, load_tokenizer
+from lang_envs.assets import TOKENIZER_FILE
+from trainers.prefix_tree import Question, build_tree, pack
+
+FOLDER = Path(__file__).parent
+
+
+def random_play(name: str, decisions: int, seed: int) -> tuple[Counter[tuple[str, tuple[str, ...]]], float]:
+    """How often a uniformly random policy meets each observation (with its phrases), and its success rate."""
+    env = gym.make(name, interface="text")
+    rng = np.random.default_rng(seed)
+    seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    ends = []
+    text, info = env.reset(seed=seed)
+    for _ in range(decisions):
+        phrases = info["available_actions"]
+        seen[text, phrases] += 1
+        text, _, terminated, truncated, info = env.step(phrases[rng.integers(len(phrases))])
+        if terminated or truncated:
+            ends.append(bool(info["success"]))
+            text, info = env.reset()
+    return seen, float(np.mean(ends))
+
+
+def question(tokenizer: Tokenizer, text: str, phrases: tuple[str, ...]) -> Question:
+    candidates = tuple(tokenizer.encode_action(phrase) for phrase in phrases)
+    return tokenizer.prompt(tokenizer.encode(text)), build_tree(candidates)
+
+
+def expected_loss(
+    model: LlamaForCausalLM, questions: list[Question], weights: np.ndarray, pad_id: int
+) -> tuple[torch.Tensor, float]:
+    """Loss per token of observation and action, and the action's part in nats per action."""
+    batch = pack(questions, pad_id)
+    attention = torch.from_numpy(batch.attention)
+    mask = torch.zeros(attention.shape).masked_fill_(~attention, torch.finfo(torch.float32).min)[:, None]
+    input_ids = torch.from_numpy(batch.input_ids)
+    logits = model(
+        input_ids=input_ids, position_ids=torch.from_numpy(batch.position_ids), attention_mask=mask, use_cache=False
+    ).logits
+    log_probs = logits.log_softmax(-1)
+    targets = input_ids[:, 1 : batch.root + 1]
+    said = log_probs[:, : batch.root].gather(-1, targets[..., None])[..., 0]
+    lengths = torch.tensor([len(prompt) for prompt, _ in questions])
+    inside = torch.arange(batch.root)[None] >= batch.root + 1 - lengths[:, None]
+    observation = -(said * inside).sum(-1)
+
+    rows = torch.arange(len(questions))[:, None]
+    edges = log_probs[:, batch.root :][rows, torch.from_numpy(batch.edge_nodes), torch.from_numpy(batch.edge_tokens)]
+    paths, path_mask = torch.from_numpy(batch.paths), torch.from_numpy(batch.mask)
+    tokens = edges.gather(1, paths.flatten(1)).view(paths.shape) * path_mask
+    count = path_mask.any(-1).sum(-1)
+    action = -tokens.sum((1, 2)) / count
+    size = lengths - 1 + path_mask.sum((1, 2)) / count
+    weight = torch.from_numpy(weights / weights.sum()).float()
+    loss = (weight * (observation + action)).sum() / (weight * size).sum()
+    return loss, float((weight * action).sum().detach())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--decisions", type=int, default=20_000, help="random decisions in each world")
+    parser.add_argument("--steps", type=int, default=1500, help="optimiser steps")
+    parser.add_argument("--batch", type=int, default=96, help="observations in a step")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=FOLDER)
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    rng = np.random.default_rng(arguments.seed)
+
+    tokenizer = load_tokenizer("embedded")
+    questions, counts, floor, success = [], [], [], {}
+    for index, name in enumerate(WORLDS):
+        seen, success[name] = random_play(name, arguments.decisions, seed=arguments.seed + index)
+        for (text, phrases), times in seen.items():
+            questions.append(question(tokenizer, text, phrases))
+            counts.append(times)
+            floor.append(math.log(len(phrases)))
+    share = np.array(counts) / np.sum(counts)
+    print(f"{len(questions)} distinct observations; entropy floor {share @ floor:.4f} nats per action")
+
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=tokenizer.vocab_size,
+            hidden_size=128,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=352,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_id,
+            bos_token_id=tokenizer.begin_id,
+            eos_token_id=tokenizer.end_id,
+            attn_implementation="sdpa",
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, total_steps=arguments.steps, pct_start=0.05)
+    recent: list[tuple[float, float]] = []
+    with Progress() as progress:
+        task = progress.add_task("pre-training", total=arguments.steps)
+        for _ in range(arguments.steps):
+            drawn, times = np.unique(rng.choice(len(questions), arguments.batch, p=share), return_counts=True)
+            loss, action_nll = expected_loss(model, [questions[i] for i in drawn], times, tokenizer.pad_id)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            recent = [*recent[-49:], (loss.item(), action_nll)]
+            mean_loss, mean_action = np.mean(recent, axis=0)
+            progress.update(task, advance=1, description=f"loss {mean_loss:.4f}, action {mean_action:.4f}")
+
+    report: dict[str, Any] = {
+        "parameters": model.num_parameters(),
+        "distinct_observations": len(questions),
+        "loss_per_token": round(float(mean_loss), 4),
+        "action_nll": round(float(mean_action), 4),
+        "action_nll_floor": round(float(share @ floor), 4),
+        "random_policy_success_rate": success,
+        **{name: value for name, value in vars(arguments).items() if name != "output"},
+    }
+    model.save_pretrained(arguments.output)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_file=str(TOKENIZER_FILE), pad_token="<|pad|>", bos_token="<|begin|>", eos_token="<|end|>"
+    )
+    wrapped.save_pretrained(arguments.output)
+    (arguments.output / "pretraining.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

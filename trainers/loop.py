@@ -1,0 +1,279 @@
+"""Training and evaluation: collect, learn, log, checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from trainers.agent import Agent, Episode, Player
+from trainers.agents.common import world_discount
+from trainers.checkpoint import LAST, load_checkpoint, save_checkpoint
+from trainers.rollout import Situation, autoreset_mode, begin, collect
+
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINTS_FOLDER = "checkpoints"
+RECENT_EPISODES = 20
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingCollapsed(RuntimeError):
+    """A metric is no longer a finite number; the last good checkpoint is kept."""
+
+
+@dataclass
+class Progress:
+    """Where training stands; all of it goes into a checkpoint."""
+
+    situation: Situation
+    step: int = 0
+    iteration: int = 0
+    episodes: int = 0
+    best: float = -math.inf
+    recent: deque[Episode] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
+    metrics_bytes: int = 0
+    environments: list[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Episodes of a fixed agent: discounted returns and whether each succeeded, arrays (episodes,)."""
+
+    returns: np.ndarray
+    successes: np.ndarray
+
+    @property
+    def mean_return(self) -> float:
+        return float(self.returns.mean())
+
+    @property
+    def success_rate(self) -> float:
+        return float(self.successes.mean())
+
+
+def train(
+    agent: Agent,
+    envs: gym.vector.VectorEnv,
+    total_steps: int,
+    *,
+    run_dir: str | Path | None = None,
+    seed: int = 0,
+    rollout_steps: int = 32,
+    checkpoint_every: int = 10,
+    resume: bool = False,
+    on_iteration: Callable[[dict[str, Any]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Let an agent learn for (at least) ``total_steps`` decisions over all environments.
+
+    Parameters
+    ----------
+    agent : Agent
+    envs : gymnasium.vector.VectorEnv
+        Token worlds; autoreset SAME_STEP, or NEXT_STEP, with which a run cannot be resumed exactly.
+    total_steps : int
+        Steps of single environments, those that only reset not counted.
+    run_dir : path, optional
+        Gets ``metrics.jsonl`` (a line per iteration), TensorBoard events (where tensorboard is installed) and
+        ``checkpoints/last`` and ``checkpoints/best`` (by the mean return of the last 20 episodes).
+    seed : int
+        Of the environments; the n-th gets ``seed + n``.
+    rollout_steps : int
+        Steps in each environment between two updates.
+    checkpoint_every : int
+        Iterations between two checkpoints; the last iteration always writes one.
+    resume : bool
+        Go on from the last checkpoint in ``run_dir`` as if nothing had happened: on a CPU the metrics are those of an
+        uninterrupted run, bit for bit.
+    on_iteration : callable, optional
+        Gets each line of metrics; its ``timing`` is not part of what is reproducible.
+
+    Returns
+    -------
+    list of dict
+        The lines of metrics of this call.
+
+    Raises
+    ------
+    TrainingCollapsed
+        If a metric is not finite. The last checkpoint is from before.
+    FileExistsError
+        If ``run_dir`` holds a run already and ``resume`` is False.
+    """
+    folder = None if run_dir is None else Path(run_dir)
+    if resume and folder is None:
+        raise ValueError("resume=True needs the run_dir to resume from")
+    if folder is not None and not resume and (folder / METRICS_FILE).exists():
+        raise FileExistsError(f"{folder} holds a run already: resume it, or choose another run_dir")
+    progress = _resume(agent, envs, folder, seed) if resume and folder else Progress(begin(envs, seed))
+    discount = world_discount(envs)
+    lines: list[dict[str, Any]] = []
+    with closing(_Log(folder, progress)) as log:
+        while progress.step < total_steps:
+            started = time.perf_counter()
+            rollout = collect(agent, envs, progress.situation, rollout_steps, discount=discount)
+            collected = time.perf_counter()
+            learnt = agent.learn(rollout)
+            finished = time.perf_counter()
+            progress.step += int(rollout.valid.sum())
+            progress.iteration += 1
+            progress.episodes += len(rollout.episodes)
+            progress.recent.extend(rollout.episodes)
+            line = {
+                "step": progress.step,
+                "iteration": progress.iteration,
+                "episodes": progress.episodes,
+                **_summary(rollout.episodes, progress.recent),
+                **learnt,
+            }
+            _refuse_collapse(line)
+            timing = {"rollout_seconds": collected - started, "learn_seconds": finished - collected}
+            line["timing"] = timing | {"steps_per_second": float(rollout.valid.sum()) / (finished - started)}
+            log.write(line)
+            lines.append(line)
+            if on_iteration is not None:
+                on_iteration(line)
+            done = progress.step >= total_steps
+            if folder is not None and (done or progress.iteration % checkpoint_every == 0):
+                _checkpoint(folder, agent, envs, progress, log)
+    return lines
+
+
+def evaluate(
+    agent: Player,
+    env_id: str,
+    episodes: int,
+    *,
+    seed: int = 10_000,
+    greedy: bool = False,
+    num_envs: int = 4,
+    **make_options: Any,
+) -> Evaluation:
+    """Play whole episodes of a world with an agent that does not learn.
+
+    Every environment plays the same number of episodes, so that short ones are not counted more often than long ones;
+    where ``episodes`` does not divide, the surplus is dropped. ``make_options`` go to ``gym.make_vec``.
+    """
+    num_envs = min(num_envs, episodes)
+    options = {"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}}
+    envs = gym.make_vec(env_id, num_envs=num_envs, **{**options, **make_options})
+    played: list[list[Episode]] = [[] for _ in range(num_envs)]
+    share = math.ceil(episodes / num_envs)
+    with closing(envs):
+        discount = world_discount(envs)
+        situation = begin(envs, seed)
+        while min(map(len, played)) < share:
+            rollout = collect(agent, envs, situation, 1, discount=discount, greedy=greedy)
+            for n, episode in zip(np.flatnonzero(rollout.episode_ends[0]), rollout.episodes, strict=True):
+                played[n].append(episode)
+    counted = [episode for row in zip(*(own[:share] for own in played), strict=True) for episode in row][:episodes]
+    return Evaluation(
+        np.array([episode.discounted_return for episode in counted]),
+        np.array([episode.success for episode in counted]),
+    )
+
+
+def _summary(episodes: list[Episode], recent: deque[Episode]) -> dict[str, float]:
+    """Means over the episodes that ended in an iteration, and over the last 20; absent where there are none."""
+    found: dict[str, float] = {}
+    for prefix, group in (("", episodes), ("recent_", list(recent))):
+        if group:
+            found[f"{prefix}return"] = float(np.mean([episode.discounted_return for episode in group]))
+            found[f"{prefix}success"] = float(np.mean([episode.success for episode in group]))
+            found[f"{prefix}length"] = float(np.mean([episode.length for episode in group]))
+    return found
+
+
+def _refuse_collapse(line: dict[str, Any]) -> None:
+    for name, value in line.items():
+        if not math.isfinite(value):
+            raise TrainingCollapsed(
+                f"{name} is {value} in iteration {line['iteration']}: training has collapsed; "
+                "the last good checkpoint is kept (try a lower actor_lr or kl_threshold)"
+            )
+
+
+def _checkpoint(folder: Path, agent: Agent, envs: gym.vector.VectorEnv, progress: Progress, log: _Log) -> None:
+    mean = np.mean([episode.discounted_return for episode in progress.recent]) if progress.recent else -math.inf
+    best = bool(mean > progress.best) or not (folder / CHECKPOINTS_FOLDER / LAST).exists()
+    progress.best = max(progress.best, float(mean))
+    progress.metrics_bytes = log.flush()
+    progress.environments = _environment_states(envs)
+    save_checkpoint(folder / CHECKPOINTS_FOLDER, progress.step, agent.save, progress, best=best)
+
+
+def _environment_states(envs: gym.vector.VectorEnv) -> list[Any] | None:
+    """What sub-environments need to go on where they stand; None where that cannot be had."""
+    if autoreset_mode(envs) is not AutoresetMode.SAME_STEP:
+        return None
+    try:
+        return list(envs.get_attr("state"))
+    except AttributeError:
+        return None
+
+
+def _resume(agent: Agent, envs: gym.vector.VectorEnv, folder: Path, seed: int) -> Progress:
+    fresh = begin(envs, seed)
+    progress: Progress = load_checkpoint(folder / CHECKPOINTS_FOLDER, agent.load)
+    if progress.environments is not None:
+        envs.set_attr("state", progress.environments)
+    else:
+        logger.warning("the environments cannot be put back where they stood (no `state`, or NEXT_STEP): new episodes")
+        progress.situation = fresh
+    return progress
+
+
+class _Log:
+    """Lines of metrics in a file and, where it is installed, in TensorBoard."""
+
+    def __init__(self, folder: Path | None, progress: Progress) -> None:
+        self._file = None
+        self._board = None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / METRICS_FILE
+        path.touch()
+        with path.open("r+b") as file:
+            file.truncate(progress.metrics_bytes)  # lines after the last checkpoint are made again
+        self._file = path.open("a", encoding="utf-8")
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            logger.info("tensorboard is not installed: metrics go to %s alone", path)
+            return
+        self._board = SummaryWriter(str(folder), purge_step=progress.step or None)
+
+    def write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        if self._board is not None:
+            for name, value in {**line, **line["timing"]}.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, line["step"])
+
+    def flush(self) -> int:
+        """Put all on disk; the size of the file of lines in bytes."""
+        if self._file is None:
+            return 0
+        if self._board is not None:
+            self._board.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()

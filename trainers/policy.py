@@ -1,0 +1,188 @@
+"""A language model as a policy: what it says, how likely that is, and what a critic on it thinks that is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainers.language_model import LanguageModel
+from trainers.prefix_tree import PackedBatch, Question, Tokens, pack, split
+
+BEHAVIOURS = ("trie", "candidates", "free")
+NORMALISATIONS = ("token", "word", "none")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How likely a policy makes the candidates of B questions: K of them, of L tokens each, at most.
+
+    Attributes
+    ----------
+    token_log_probs : float32 tensor (B, K, L)
+        Of each token given what precedes it; 0 where there is none.
+    action_log_probs : float32 tensor (B, K)
+        Of each candidate under the behaviour policy; −inf where there is none.
+    action_entropy : float32 tensor (B,)
+        Of the behaviour policy, in nats.
+    node_entropies : float32 tensor (B, K, L)
+        Of the distribution that each token was drawn from.
+    """
+
+    token_log_probs: torch.Tensor
+    action_log_probs: torch.Tensor
+    action_entropy: torch.Tensor
+    node_entropies: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What a rollout keeps of one question: scores as arrays (K, L) and (K,), the critic's view of each node.
+
+    ``features`` is a float32 tensor (M, hidden) of the frozen base model, ``values`` a float64 array (M,).
+    """
+
+    token_log_probs: np.ndarray
+    action_log_probs: np.ndarray
+    features: torch.Tensor
+    values: np.ndarray
+
+
+class LanguagePolicy:
+    """Scores questions in batches: each distinct one once, in groups that fit into memory.
+
+    Parameters
+    ----------
+    language_model : LanguageModel
+    behaviour : str
+        ``"trie"``: token by token, restricted to the beginnings of candidates; the policy that samples is the policy
+        whose token probabilities are learnt. ``"candidates"``: a softmax over whole candidates (arXiv 2405.15821,
+        eq. 6). ``"free"``: token by token without restriction.
+    normalisation : str
+        What a candidate's log-likelihood is divided by with ``"candidates"``: its number of tokens (the end token does
+        not count) or of words (TWOSOME, arXiv 2401.14151), or nothing (GLAM, arXiv 2302.02662).
+    critic_hidden : sequence of int
+        Widths of the critic's hidden layers.
+    tokens_per_forward : int
+        At most this many padded tokens go through the model at once.
+    """
+
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        *,
+        behaviour: str,
+        normalisation: str,
+        critic_hidden: Sequence[int],
+        tokens_per_forward: int,
+    ) -> None:
+        self.language_model = language_model
+        self.behaviour = behaviour
+        self.normalisation = normalisation
+        self.tokens_per_forward = tokens_per_forward
+        self.critic = _critic(language_model.hidden_size, critic_hidden).to(language_model.device)
+
+    def groups(self, questions: Sequence[Question]) -> Iterator[tuple[list[int], list[Question]]]:
+        """Questions in groups that fit into one forward, each with the questions' indices."""
+        for indices in split(questions, self.tokens_per_forward):
+            yield indices, [questions[i] for i in indices]
+
+    @torch.no_grad()
+    def assess(self, questions: Sequence[Question]) -> list[Assessment]:
+        """Scores, features and values of distinct questions."""
+        found: dict[int, Assessment] = {}
+        for indices, group in self.groups(questions):
+            batch = self.pack(group)
+            scores = self.score(batch)
+            features = self.language_model.features(batch)
+            values = self.critic(features)[..., 0].double().cpu().numpy()
+            token_log_probs = scores.token_log_probs.double().cpu().numpy()
+            action_log_probs = scores.action_log_probs.double().cpu().numpy()
+            for row, (index, (_, tree)) in enumerate(zip(indices, group, strict=True)):
+                k, length = tree.mask.shape
+                nodes = len(tree.node_tokens)
+                found[index] = Assessment(
+                    token_log_probs[row, :k, :length],
+                    action_log_probs[row, :k],
+                    features[row, :nodes],
+                    values[row, :nodes],
+                )
+        return [found[index] for index in range(len(questions))]
+
+    def pack(self, questions: Sequence[Question]) -> PackedBatch:
+        return pack(questions, self.language_model.tokenizer.pad_id)
+
+    def score(self, batch: PackedBatch, *, with_node_entropies: bool = False) -> Scores:
+        """Log-probabilities of all candidates of one group of questions, with gradients to the adapter.
+
+        ``node_entropies`` is all zeros unless asked for; they cost a softmax over the vocabulary where the behaviour
+        is not restricted to a trie.
+        """
+        logits = self.language_model.logits(batch)
+        device = logits.device
+        edge_nodes = torch.from_numpy(batch.edge_nodes).to(device)
+        edge_mask = torch.from_numpy(batch.edge_mask).to(device)
+        edge_tokens = torch.from_numpy(batch.edge_tokens).to(device)
+        rows = torch.arange(len(logits), device=device)[:, None]
+        edge_logits = logits[rows, edge_nodes, edge_tokens].float()
+
+        if self.behaviour == "trie":
+            leaves = torch.arange(logits.shape[1], device=device)[None, :, None] == edge_nodes[:, None]
+            choices = torch.where(leaves & edge_mask[:, None], edge_logits[:, None], -torch.inf)
+            # Padding nodes have no edge; any finite number will do for them.
+            choices = torch.where((leaves & edge_mask[:, None]).any(-1, keepdim=True), choices, 0.0)
+        else:
+            choices = logits.float()
+        edge_log_probs = edge_logits - choices.logsumexp(-1).gather(1, edge_nodes)
+
+        paths = torch.from_numpy(batch.paths).to(device)
+        mask = torch.from_numpy(batch.mask).to(device)
+        flat = paths.flatten(1)
+        token_log_probs = torch.where(mask, edge_log_probs.gather(1, flat).view(paths.shape), 0.0)
+        action_log_probs = self._action_log_probs(token_log_probs, mask, batch)
+        node_entropies = torch.zeros_like(token_log_probs)
+        if with_node_entropies or self.behaviour == "free":
+            entropies = _entropy(choices.log_softmax(-1))
+            node_entropies = entropies.gather(1, edge_nodes.gather(1, flat)).view(paths.shape) * mask
+        # The entropy of free text is the expected sum of its tokens' entropies; the sampled text is one draw of it.
+        action_entropy = node_entropies[:, 0].sum(-1) if self.behaviour == "free" else _entropy(action_log_probs)
+        return Scores(token_log_probs, action_log_probs, action_entropy, node_entropies)
+
+    def _action_log_probs(self, token_log_probs: torch.Tensor, mask: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        likelihood = token_log_probs.sum(-1).masked_fill(~mask.any(-1), -torch.inf)
+        if self.behaviour != "candidates":
+            return likelihood
+        lengths = np.ones(batch.mask.shape[:2], dtype=np.float32)
+        for row, (_, tree) in enumerate(batch.questions):
+            lengths[row, : len(tree.candidates)] = [self._length(candidate) for candidate in tree.candidates]
+        return (likelihood / torch.from_numpy(lengths).to(likelihood.device)).log_softmax(-1)
+
+    def _length(self, candidate: Tokens) -> int:
+        """What the log-likelihood of a candidate is divided by."""
+        tokenizer = self.language_model.tokenizer
+        phrase = candidate[:-1] if candidate[-1] == tokenizer.end_id else candidate
+        if self.normalisation == "token":
+            return len(phrase)
+        if self.normalisation == "word":
+            return len(tokenizer.decode(phrase).split())
+        return 1
+
+
+def _entropy(log_probs: torch.Tensor) -> torch.Tensor:
+    """Of distributions along the last axis, of which −inf is a choice that is not there."""
+    return -(log_probs.exp() * torch.where(log_probs > -torch.inf, log_probs, 0.0)).sum(-1)
+
+
+def _critic(features: int, hidden: Sequence[int]) -> nn.Sequential:
+    """An MLP with a last layer of zeros, so that an untrained critic expects nothing."""
+    widths = [features, *hidden]
+    layers: list[nn.Module] = []
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    last = nn.Linear(widths[-1], 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)
