@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Play a world in the terminal: answer with the number of an action or with its phrase, q to quit.",
     )
     player.add_argument("id", help="a world's id, as `list` shows it, for example Overcooked-tomato-salad-v0")
-    player.add_argument("--seed", type=int, help="seed of the episode; without it, an episode like no other")
+    player.add_argument("--seed", type=int, help="seed of the episode; without it, a random one")
     player.add_argument(
         "--render",
         choices=("ansi", "none"),
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         player.error(_unknown(name))
     if options.seed is not None and options.seed < 0:
         player.error(f"--seed {options.seed} is negative")
-    shown = options.render == "ansi" and "ansi" in load_env_creator(WORLDS[name].entry_point).metadata["render_modes"]
+    world_class: Any = load_env_creator(WORLDS[name].entry_point)
+    shown = options.render == "ansi" and "ansi" in world_class.metadata["render_modes"]
     play(gym.make(name, interface="text", render_mode="ansi" if shown else None), options.seed)
     return 0
 
@@ -86,16 +87,16 @@ def play(env: gym.Env[str, str], seed: int | None = None) -> None:
             ended, lasted = terminated or truncated, info.get("primitive_steps", 1)
             earned += world.discount**elapsed * float(reward)
             elapsed += lasted
-            print(f"\nReward {float(reward):+.4f}   steps {lasted}, {elapsed} so far   return so far {earned:.4f}")
+            print(f"\nReward {float(reward):+.4f}   primitive steps {lasted}, in all {elapsed}   return {earned:.4f}")
     except (EOFError, KeyboardInterrupt):
         print()
     if not ended:
-        print(f"You left after {elapsed} steps with a return of {earned:.4f}. Goodbye.")
+        print(f"You left after {elapsed} primitive steps with a return of {earned:.4f}. Goodbye.")
         return
     _show(env, text)
     outcome = "Success" if info.get("success", terminated) else "No success" + ": the time is over" * bool(truncated)
     best = "" if world.optimal_return is None else f", at best {world.optimal_return:.4f}"
-    print(f"{outcome}. {elapsed} steps; return {earned:.4f} (discounted by {world.discount} a step){best}.")
+    print(f"{outcome}. {elapsed} primitive steps; return {earned:.4f} (discounted by {world.discount} a step){best}.")
 
 
 def _show(env: gym.Env[str, str], text: str) -> None:
@@ -107,7 +108,7 @@ def _show(env: gym.Env[str, str], text: str) -> None:
 
 
 def _ask(phrases: Sequence[str] | None) -> str | None:
-    """What the person wants to do: one of the phrases, or any text where there are none to choose from; None to quit."""
+    """What the person wants to do: one of the phrases, any text where there are none to choose from, None to quit."""
     if phrases is None:
         print("\nWrite anything; an empty line ends it, q quits.")
         lines: list[str] = []

@@ -27,7 +27,7 @@ _OVERCOOKED = "lang_envs.overcooked.env:OvercookedEnv"
 
 WORLDS: dict[str, World] = {
     f"Overcooked-{dish}-salad-v0": World(
-        _OVERCOOKED, f"Chop, assemble and deliver a {dish.replace('-', ', ')} salad.", {"dish": dish.split("-")}
+        _OVERCOOKED, f"Chop, assemble and deliver a salad of {dish.replace('-', ', ')}.", {"dish": dish.split("-")}
     )
     for dish in (
         "tomato",

@@ -177,7 +177,7 @@ def token_gae(
         reach[j] += fade * reach[j + 1]
 
     carry = _carry(own[0], reach[0], ends, decay=gamma * gae_lambda)
-    advantages = np.where(is_token, own + reach * carry, 0)
+    advantages = own + reach * carry
     returns = np.moveaxis(advantages + v, 0, -1)
     advantages = np.moveaxis(advantages, 0, -1)
     return _as_kind_of(values, advantages), _as_kind_of(values, returns)

@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+)
 
 from lang_envs import Tokenizer, load_tokenizer
 from trainers.prefix_tree import PackedBatch, Tokens, build_tree, pack
@@ -21,6 +28,8 @@ from trainers.prefix_tree import PackedBatch, Tokens, build_tree, pack
 EMBEDDED = "embedded"
 EMBEDDED_FOLDER = Path(__file__).with_name("embedded_lm")
 QUANTIZATIONS = ("4bit", "8bit")
+
+_CHECKPOINTING = {"use_reentrant": False}
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +63,16 @@ class LanguageModel:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def logits(self, batch: PackedBatch) -> torch.Tensor:
-        """Next-token logits at every node of every question's tree, adapter on: float tensor (B, M, vocabulary)."""
-        if not self.packs:
-            return self._at_nodes(batch, lambda **inputs: self.model(**inputs, use_cache=False).logits)
-        columns = torch.arange(batch.root, batch.input_ids.shape[1], device=self.device)
-        return self.model(**self._packed_inputs(batch), use_cache=False, logits_to_keep=columns).logits
+        """Next-token logits at every node of every question's tree, adapter on: float tensor (B, M, vocabulary).
+
+        The vocabulary is the tokenizer's; what a model has beyond it stands for nothing.
+        """
+        if self.packs:
+            columns = torch.arange(batch.root, batch.input_ids.shape[1], device=self.device)
+            logits = self.model(**self._packed_inputs(batch), use_cache=False, logits_to_keep=columns).logits
+        else:
+            logits = self._at_nodes(batch, lambda **inputs: self.model(**inputs, use_cache=False).logits)
+        return logits[..., : self.tokenizer.vocab_size]
 
     @torch.no_grad()
     def features(self, batch: PackedBatch) -> torch.Tensor:
@@ -142,10 +156,13 @@ class LanguageModel:
             pad_token_id=pad,
             eos_token_id=self.tokenizer.end_id,
         )
-        with warnings.catch_warnings(), self._in_eval_mode():
+        with warnings.catch_warnings(), self._without_checkpointing():
             warnings.simplefilter("ignore")  # of sampling settings that greedy decoding does not use
             output = self.model.generate(
-                input_ids=input_ids.to(self.device), attention_mask=attention.to(self.device), generation_config=config
+                input_ids=input_ids.to(self.device),
+                attention_mask=attention.to(self.device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([_OnlyTokenizerIds(self.tokenizer.vocab_size)]),
             )
         return [self._until_end(row) for row in output[:, width:].tolist()]
 
@@ -154,14 +171,27 @@ class LanguageModel:
         return tuple(ids[: ids.index(end) + 1] if end in ids else ids)
 
     @contextmanager
-    def _in_eval_mode(self) -> Iterator[None]:
-        """Gradient checkpointing, which works in training mode alone, would turn the KV cache off."""
-        training = self.model.training
-        self.model.eval()
+    def _without_checkpointing(self) -> Iterator[None]:
+        """Gradient checkpointing would turn the KV cache off."""
+        checkpointing = self.model.is_gradient_checkpointing
+        if checkpointing:
+            self.model.gradient_checkpointing_disable()
         try:
             yield
         finally:
-            self.model.train(training)
+            if checkpointing:
+                self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_CHECKPOINTING)
+
+
+class _OnlyTokenizerIds(LogitsProcessor):
+    """Models pad their vocabulary; what the tokenizer cannot say is never sampled."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, self.vocab_size :] = -torch.inf
+        return scores
 
 
 def load_language_model(
@@ -221,10 +251,11 @@ def load_language_model(
         r=lora_rank, lora_alpha=lora_alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     adapted = get_peft_model(base, adapter)
-    adapted.eval()
     if gradient_checkpointing:
-        adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        adapted.train()
+        adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_CHECKPOINTING)
+    # Without dropout the two modes compute the same, but checkpointing works in training mode alone, and on a CPU
+    # bitsandbytes packs 4-bit weights in evaluation mode into a form that gradients do not go through.
+    adapted.train(gradient_checkpointing or quantize is not None)
     return LanguageModel(adapted, tokens)
 
 
@@ -261,5 +292,5 @@ def _load_base(name: str, device: torch.device, dtype: torch.dtype, quantize: st
     if quantize is not None:
         options["device_map"] = {"": device}
     source = EMBEDDED_FOLDER if name == EMBEDDED else name
-    base = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="sdpa", **options)
+    base = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
     return base if quantize is not None else base.to(device)

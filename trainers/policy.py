@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -180,7 +181,7 @@ def _critic(features: int, hidden: Sequence[int]) -> nn.Sequential:
     """An MLP with a last layer of zeros, so that an untrained critic expects nothing."""
     widths = [features, *hidden]
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     last = nn.Linear(widths[-1], 1)
     nn.init.zeros_(last.weight)

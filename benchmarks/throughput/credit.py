@@ -1,7 +1,6 @@
-"""Credit assignment on one core: million tokens a second, against a loop over single tokens.
+"""Credit on one core, in million tokens a second, against a loop over single tokens of Python lists.
 
-Run ``python -m benchmarks.throughput.credit``. What is compared is timed by turns in one process,
-each at its best of several runs; the loop works on Python lists, where it is at its fastest.
+``python -m benchmarks.throughput.credit`` times them by turns in one process, each at its best.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from trainers.credit import action_gae, token_gae
 
 SHAPES = [(128, 4, 8), (128, 64, 16), (32, 64, 128)]  # steps, environments, tokens of an action
-RUNS = 9
 ACROSS = {"gamma": 0.99, "gae_lambda": 0.95}
 INSIDE = {"gamma_token": 1.0, "gae_lambda_token": 1.0}
 
@@ -33,10 +31,10 @@ def loop(rewards: Any, values: Any, mask: Any, next_values: Any, ends: Any) -> A
     return advantages
 
 
-def vectorised(rewards: Any, values: Any, mask: Any, *rest: Any) -> Any:
+def vectorised(rewards: Any, values: Any, mask: Any, following: Any, ends: Any) -> Any:
     if mask.shape[-1] == 1:
-        return action_gae(rewards, values[..., 0], *rest, **ACROSS)
-    return token_gae(rewards, values, mask, *rest, **ACROSS, **INSIDE)
+        return action_gae(rewards, values[..., 0], following, ends, **ACROSS)
+    return token_gae(rewards, values, mask, following, ends, **ACROSS, **INSIDE)
 
 
 def main() -> None:
@@ -48,15 +46,13 @@ def main() -> None:
         values = rng.normal(size=mask.shape).astype(np.float32)
         rollout = (rewards, values, mask, following, rng.random((t, n)) < 0.1)
         best = dict.fromkeys(kinds, float("inf"))
-        for kind in [*kinds] * RUNS:
+        for kind in [*kinds] * 9:
             arguments = [kinds[kind](array) for array in rollout]
             start = time.perf_counter()
             (loop if kind == "loop" else vectorised)(*arguments)
             best[kind] = min(best[kind], time.perf_counter() - start)
-        print(f"{'token' if length > 1 else 'action'}_gae {t, n, length}", end="")
-        for kind, seconds in best.items():
-            speed, ratio = mask.sum() / seconds / 1e6, best["loop"] / seconds
-            print(f"\t{kind} {speed:4.1f} (x{ratio:4.1f})", end="\n" if kind == "torch" else "")
+        columns = (f"{k} {mask.sum() / s / 1e6:4.1f} (x{best['loop'] / s:4.1f})" for k, s in best.items())
+        print(f"{'token' if length > 1 else 'action'}_gae {t, n, length}", *columns, sep="   ")
 
 
 if __name__ == "__main__":

@@ -82,10 +82,7 @@ def action_value_iteration(mdp: WordMDP, gamma: float, gamma_token: float = 1.0)
     values = np.zeros(len(mdp.states))
     while True:
         backup = np.array(
-            [
-                max(action_value(mdp, values, s, w, gamma, gamma_token) for w in mdp.actions[s])
-                for s in mdp.states
-            ]
+            [max(action_value(mdp, values, s, w, gamma, gamma_token) for w in mdp.actions[s]) for s in mdp.states]
         )
         if np.abs(backup - values).max() < EXACT / 1000:
             return backup
@@ -106,10 +103,7 @@ def action_value(
 
 
 def greedy_actions(mdp: WordMDP, values: np.ndarray, gamma: float) -> Policy:
-    return {
-        s: best({word: action_value(mdp, values, s, word, gamma) for word in mdp.actions[s]})
-        for s in mdp.states
-    }
+    return {s: best({word: action_value(mdp, values, s, word, gamma) for word in mdp.actions[s]}) for s in mdp.states}
 
 
 def evaluate(mdp: WordMDP, policy: Policy, gamma: float) -> np.ndarray:
@@ -130,8 +124,7 @@ def token_value_iteration(mdp: WordMDP, gamma: float, gamma_token: float) -> dic
     while True:
         backup = {
             (s, prefix): max(
-                token_value(mdp, values, s, prefix + token, gamma, gamma_token)
-                for token in next_tokens(mdp, s, prefix)
+                token_value(mdp, values, s, prefix + token, gamma, gamma_token) for token in next_tokens(mdp, s, prefix)
             )
             for s, prefix in values
         }
@@ -161,9 +154,7 @@ def next_tokens(mdp: WordMDP, state: State, prefix: Word) -> list[str]:
     return sorted({word[n] for word in mdp.actions[state] if word[:n] == prefix})
 
 
-def greedy_tokens(
-    mdp: WordMDP, values: dict[Prefix, float], gamma: float, gamma_token: float
-) -> Policy:
+def greedy_tokens(mdp: WordMDP, values: dict[Prefix, float], gamma: float, gamma_token: float) -> Policy:
     """Write a word in each state, the best token at a time."""
     policy = {}
     for s in mdp.states:
@@ -189,9 +180,7 @@ MDPS = {
 }
 DETERMINISTIC_MDPS = {name: mdp for name, mdp in MDPS.items() if name.startswith("deterministic")}
 every_mdp = pytest.mark.parametrize("mdp", MDPS.values(), ids=MDPS)
-every_deterministic_mdp = pytest.mark.parametrize(
-    "mdp", DETERMINISTIC_MDPS.values(), ids=DETERMINISTIC_MDPS
-)
+every_deterministic_mdp = pytest.mark.parametrize("mdp", DETERMINISTIC_MDPS.values(), ids=DETERMINISTIC_MDPS)
 every_gamma = pytest.mark.parametrize("gamma", [0.5, 0.9])
 
 
@@ -231,9 +220,7 @@ def test_bad_writes_the_optimal_actions_greedily(mdp: WordMDP, gamma: float) -> 
 
 @every_mdp
 @pytest.mark.parametrize(("gamma", "gamma_token"), [(0.5, 0.5), (0.9, 0.9), (0.9, 0.7)])
-def test_naive_backup_discounts_an_action_by_its_length(
-    mdp: WordMDP, gamma: float, gamma_token: float
-) -> None:
+def test_naive_backup_discounts_an_action_by_its_length(mdp: WordMDP, gamma: float, gamma_token: float) -> None:
     closed_form = action_value_iteration(mdp, gamma, gamma_token)
     values = token_value_iteration(mdp, gamma, gamma_token)
     np.testing.assert_allclose([values[s, ""] for s in mdp.states], closed_form, rtol=0, atol=EXACT)
@@ -307,9 +294,7 @@ def play(
 @every_deterministic_mdp
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("gae_lambda_token", [0.0, 0.8, 1.0])
-def test_optimal_tokens_have_no_advantage_under_bad(
-    mdp: WordMDP, gae_lambda: float, gae_lambda_token: float
-) -> None:
+def test_optimal_tokens_have_no_advantage_under_bad(mdp: WordMDP, gae_lambda: float, gae_lambda_token: float) -> None:
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma=0.9, gamma_token=1.0)
     rollout = play(mdp, policy, values)
@@ -341,7 +326,5 @@ def test_a_token_is_blamed_for_what_it_forgoes_under_bad(mdp: WordMDP) -> None:
 def test_a_discount_inside_actions_finds_fault_with_optimal_tokens(mdp: WordMDP) -> None:
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma=0.9, gamma_token=1.0)
-    advantages, _ = token_gae(
-        *play(mdp, policy, values), gamma=0.9, gae_lambda=1, gamma_token=0.9, gae_lambda_token=1
-    )
+    advantages, _ = token_gae(*play(mdp, policy, values), gamma=0.9, gae_lambda=1, gamma_token=0.9, gae_lambda_token=1)
     assert np.abs(advantages).max() > 0.01

@@ -1,4 +1,4 @@
-"""TWOSOME (arXiv 2401.14151): PPO on whole actions, chosen by their normalised likelihood. GLAM with no normalisation."""
+"""TWOSOME (arXiv 2401.14151): PPO on whole actions, chosen by normalised likelihood; GLAM with no normalisation."""
 
 from __future__ import annotations
 

@@ -1,0 +1,88 @@
+"""Tiny models of well-known kinds, built from their configuration classes and saved as Hugging Face saves them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from lang_envs.assets import TOKENIZER_FILE
+
+WORLD = "Overcooked-tomato-salad-v0"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|prefix|>{{ message['role'] }}: {{ message['content'] }}<|suffix|>{% endfor %}"
+    "{% if add_generation_prompt %}<|prefix|>assistant:{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet() -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+def _shape(vocab_size: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,  # far from uniform, so that a wrong mask shows
+    }
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model: ``llama`` (begin token), ``qwen2`` (chat template, none), ``mamba`` (no attention)."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            tokenizer = PreTrainedTokenizerFast(
+                tokenizer_file=str(TOKENIZER_FILE),
+                pad_token="<|pad|>",
+                eos_token="<|end|>",
+                **({"bos_token": "<|begin|>"} if kind != "qwen2" else {"chat_template": CHAT_TEMPLATE}),
+            )
+            tokenizer.save_pretrained(folder)
+            torch.manual_seed(3)
+            size = len(tokenizer) + 9  # real models pad their vocabulary, too
+            if kind == "llama":
+                model = LlamaForCausalLM(LlamaConfig(**_shape(size)))
+            elif kind == "qwen2":
+                model = Qwen2ForCausalLM(Qwen2Config(**_shape(size)))
+            else:
+                model = MambaForCausalLM(MambaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, state_size=4))
+            model.save_pretrained(folder)
+            made[kind] = folder
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture
+def make_envs() -> Callable[..., gym.vector.VectorEnv]:
+    def make(num_envs: int = 2, world: str = WORLD, **options: Any) -> gym.vector.VectorEnv:
+        kwargs = {"autoreset_mode": options.pop("autoreset_mode", AutoresetMode.SAME_STEP)}
+        return gym.make_vec(world, num_envs=num_envs, vectorization_mode="sync", vector_kwargs=kwargs, **options)
+
+    return make

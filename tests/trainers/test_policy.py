@@ -1,0 +1,279 @@
+"""A policy's scores against the plainest way to get them: one candidate at a time, unpadded, through the whole model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainers.language_model import LanguageModel, load_language_model
+from trainers.policy import LanguagePolicy
+from trainers.prefix_tree import Question, build_tree
+
+PHRASES = ("get the tomato", "get the bowl", "go to the cutting board", "deliver the dish", "chop", "chop the bowl")
+OTHER_PHRASES = ("get the onion", "chop")
+TEXTS = (
+    "Make a tomato salad. You stand at a counter. Your hands are empty.",
+    "You carry a bowl.",
+    "Make a tomato salad. You stand at the delivery counter. You carry an empty bowl. On a counter is a raw tomato.",
+)
+
+
+def load(kind: str, tiny_model: Callable[[str], Path], **options: object) -> LanguageModel:
+    torch.manual_seed(0)
+    targets = ("in_proj", "x_proj") if kind == "mamba" else ("q_proj", "v_proj")
+    source = "embedded" if kind == "embedded" else str(tiny_model(kind))
+    model = load_language_model(source, lora_targets=targets, device="cpu", **options)
+    for name, parameter in model.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)  # an adapter that does something
+    return model
+
+
+def make_policy(model: LanguageModel, behaviour: str = "trie", normalisation: str = "token") -> LanguagePolicy:
+    return LanguagePolicy(
+        model, behaviour=behaviour, normalisation=normalisation, critic_hidden=(16,), tokens_per_forward=4096
+    )
+
+
+def questions(model: LanguageModel) -> list[Question]:
+    tokenizer = model.tokenizer
+    return [
+        (
+            tokenizer.prompt(tokenizer.encode(text)),
+            build_tree(tuple(tokenizer.encode_action(phrase) for phrase in phrases)),
+        )
+        for text, phrases in zip(TEXTS, (PHRASES, OTHER_PHRASES, PHRASES[:3]), strict=True)
+    ]
+
+
+def reference_logits(model: LanguageModel, prompt: tuple[int, ...], candidate: tuple[int, ...]) -> torch.Tensor:
+    """Logits before each token of a candidate, from one unpadded row: (n, vocabulary)."""
+    logits = model.model(input_ids=torch.tensor([[*prompt, *candidate]])).logits[0].float()
+    logits = logits[:, : model.tokenizer.vocab_size]
+    return logits[len(prompt) - 1 : len(prompt) + len(candidate) - 1]
+
+
+def reference_trie_log_probs(
+    logits: torch.Tensor, candidate: tuple[int, ...], candidates: tuple[tuple[int, ...], ...]
+) -> torch.Tensor:
+    """Log-probability of each token among the tokens that some candidate goes on with."""
+    found = []
+    for position, token in enumerate(candidate):
+        beginning = candidate[:position]
+        allowed = sorted({other[position] for other in candidates if other[:position] == beginning})
+        found.append(logits[position, allowed].log_softmax(-1)[allowed.index(token)])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("kind", ["embedded", "llama", "qwen2", "mamba"])
+@pytest.mark.parametrize("behaviour", ["trie", "candidates"])
+def test_token_log_probs_equal_those_of_single_unpadded_rows(
+    kind: str, behaviour: str, tiny_model: Callable[[str], Path]
+) -> None:
+    model = load(kind, tiny_model)
+    policy = make_policy(model, behaviour)
+    asked = questions(model)
+    scores = policy.score(policy.pack(asked))
+    for b, (prompt, tree) in enumerate(asked):
+        for k, candidate in enumerate(tree.candidates):
+            logits = reference_logits(model, prompt, candidate)
+            if behaviour == "trie":
+                expected = reference_trie_log_probs(logits, candidate, tree.candidates)
+            else:
+                expected = logits.log_softmax(-1)[torch.arange(len(candidate)), torch.tensor(candidate)]
+            torch.testing.assert_close(scores.token_log_probs[b, k, : len(candidate)], expected, atol=1e-5, rtol=1e-5)
+            assert not scores.token_log_probs[b, k, len(candidate) :].any()
+
+
+@pytest.mark.parametrize("kind", ["embedded", "llama", "qwen2"])
+def test_packed_scores_and_their_gradients_equal_naive_ones(kind: str, tiny_model: Callable[[str], Path]) -> None:
+    model = load(kind, tiny_model)
+    assert model.packs
+    policy = make_policy(model)
+    found = []
+    for packs in (True, False):
+        model.packs = packs
+        scores = policy.score(policy.pack(questions(model)))
+        features = model.features(policy.pack(questions(model)))
+        gradients = torch.autograd.grad(scores.token_log_probs.square().sum(), model.trainable_parameters())
+        sizes = [len(tree.node_tokens) for _, tree in questions(model)]
+        found.append((scores, [features[b, :size] for b, size in enumerate(sizes)], gradients))
+    (packed, packed_features, packed_gradients), (naive, naive_features, naive_gradients) = found
+    torch.testing.assert_close(packed.token_log_probs, naive.token_log_probs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed.action_log_probs, naive.action_log_probs, atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(packed_features, naive_features, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    scale = max(float(gradient.abs().max()) for gradient in naive_gradients)
+    for ours, theirs in zip(packed_gradients, naive_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5 * scale, rtol=1e-4)
+
+
+def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callable[[str], Path]) -> None:
+    model = load("llama", tiny_model)
+    policy = make_policy(model)
+    asked = questions(model)
+    features = model.features(policy.pack(asked))
+    prompt, tree = asked[0]
+    with model.model.disable_adapter():
+        decoder = model.model.get_base_model().model
+        for k, candidate in enumerate(tree.candidates):
+            hidden = decoder(input_ids=torch.tensor([[*prompt, *candidate]])).last_hidden_state[0]
+            nodes = tree.path_nodes[k, : len(candidate)]
+            expected = hidden[len(prompt) - 1 : len(prompt) + len(candidate) - 1]
+            torch.testing.assert_close(features[0, nodes], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_trie_probabilities_of_all_candidates_sum_to_one(tiny_model: Callable[[str], Path]) -> None:
+    model = load("llama", tiny_model)
+    policy = make_policy(model, "trie")
+    scores = policy.score(policy.pack(questions(model)))
+    torch.testing.assert_close(scores.action_log_probs.exp().sum(-1), torch.ones(3))
+    torch.testing.assert_close(scores.action_log_probs[1, :2], scores.token_log_probs[1, :2].sum(-1))
+    assert torch.isneginf(scores.action_log_probs[1, 2:]).all()
+
+
+@pytest.mark.parametrize(
+    ("normalisation", "lengths"),
+    [("token", (3, 3, 5, 3, 1, 3)), ("word", (3, 3, 5, 3, 1, 3)), ("none", (1,) * 6)],
+)
+def test_candidates_are_weighed_by_likelihood_over_phrase_length(
+    normalisation: str, lengths: tuple[int, ...], tiny_model: Callable[[str], Path]
+) -> None:
+    model = load("llama", tiny_model)
+    policy = make_policy(model, "candidates", normalisation)
+    prompt, tree = questions(model)[0]
+    scores = policy.score(policy.pack([(prompt, tree)]))
+    likelihoods = torch.stack(
+        [
+            reference_logits(model, prompt, candidate)
+            .log_softmax(-1)[torch.arange(len(candidate)), torch.tensor(candidate)]
+            .sum()
+            for candidate in tree.candidates
+        ]
+    )
+    expected = (likelihoods / torch.tensor(lengths)).log_softmax(-1)
+    torch.testing.assert_close(scores.action_log_probs[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_words_and_tokens_differ_where_a_word_is_several_tokens(tiny_model: Callable[[str], Path]) -> None:
+    model = load("llama", tiny_model)
+    candidate = model.tokenizer.encode_action("get xylophones")
+    assert make_policy(model, "candidates", "word")._length(candidate) == 2
+    assert make_policy(model, "candidates", "token")._length(candidate) == len(candidate) - 1 > 2
+
+
+def test_entropies_are_those_of_the_enumerated_distributions(tiny_model: Callable[[str], Path]) -> None:
+    model = load("llama", tiny_model)
+    policy = make_policy(model, "trie")
+    asked = questions(model)
+    scores = policy.score(policy.pack(asked), with_node_entropies=True)
+    for b, (prompt, tree) in enumerate(asked):
+        probabilities = scores.action_log_probs[b, : len(tree.candidates)].exp()
+        expected = -(probabilities * probabilities.log()).sum()
+        torch.testing.assert_close(scores.action_entropy[b], expected)
+        first = reference_logits(model, prompt, tree.candidates[0])[0]
+        allowed = sorted({candidate[0] for candidate in tree.candidates})
+        distribution = first[allowed].softmax(-1)
+        at_root = -(distribution * distribution.log()).sum()
+        torch.testing.assert_close(scores.node_entropies[b, 0, 0], at_root, atol=1e-5, rtol=1e-5)
+
+
+def test_free_text_is_scored_by_the_distribution_that_sampled_it(tiny_model: Callable[[str], Path]) -> None:
+    model = load("llama", tiny_model)
+    policy = make_policy(model, "free")
+    prompts = [prompt for prompt, _ in questions(model)]
+    torch.manual_seed(1)
+    said = model.generate(prompts, max_tokens=12, greedy=False)
+    assert all(1 <= len(ids) <= 12 for ids in said)
+    asked = [(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, said, strict=True)]
+    scores = policy.score(policy.pack(asked))
+    for b, (prompt, ids) in enumerate(zip(prompts, said, strict=True)):
+        logits = reference_logits(model, prompt, ids).log_softmax(-1)
+        expected = logits[torch.arange(len(ids)), torch.tensor(ids)]
+        torch.testing.assert_close(scores.token_log_probs[b, 0, : len(ids)], expected, atol=1e-5, rtol=1e-5)
+        entropy = -(logits.exp() * logits).sum()
+        torch.testing.assert_close(scores.action_entropy[b], entropy, atol=1e-4, rtol=1e-5)
+
+
+def test_greedy_free_text_takes_the_likeliest_token_each_time(tiny_model: Callable[[str], Path]) -> None:
+    model = load("qwen2", tiny_model)
+    prompts = [prompt for prompt, _ in questions(model)]
+    for prompt, ids in zip(prompts, model.generate(prompts, max_tokens=6, greedy=True), strict=True):
+        assert tuple(reference_logits(model, prompt, ids).argmax(-1).tolist()) == ids
+
+
+def test_free_text_follows_the_models_distribution_and_stops_at_the_end_token(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    model = load("llama", tiny_model)
+    prompt = questions(model)[1][0]
+    torch.manual_seed(5)
+    first = [ids[0] for ids in model.generate([prompt] * 4000, max_tokens=1, greedy=False)]
+    expected = reference_logits(model, prompt, (0,))[0].softmax(-1)
+    observed = torch.bincount(torch.tensor(first), minlength=len(expected)) / len(first)
+    likely = expected > 0.02
+    assert likely.sum() >= 3
+    torch.testing.assert_close(observed[likely], expected[likely], atol=0.03, rtol=0)
+    end = model.tokenizer.end_id
+    for ids in model.generate([prompt] * 200, max_tokens=30, greedy=False):
+        assert end not in ids[:-1]
+
+
+def test_assessments_do_not_depend_on_how_questions_are_grouped(tiny_model: Callable[[str], Path]) -> None:
+    model = load("llama", tiny_model)
+    policy = make_policy(model)
+    torch.nn.init.normal_(policy.critic[-1].weight)
+    together = policy.assess(questions(model))
+    policy.tokens_per_forward = 1
+    for one, other in zip(together, policy.assess(questions(model)), strict=True):
+        np.testing.assert_allclose(one.token_log_probs, other.token_log_probs, atol=1e-5)
+        np.testing.assert_allclose(one.values, other.values, atol=1e-4)
+
+
+def test_a_model_that_takes_no_tree_mask_falls_back_with_a_warning(
+    tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        model = load("mamba", tiny_model)
+    assert not model.packs
+    assert "does not take tree attention masks" in caplog.text
+
+
+def test_an_instruct_models_prompt_stands_in_its_chat_template(tiny_model: Callable[[str], Path]) -> None:
+    tokenizer = load("qwen2", tiny_model).tokenizer
+    prompt = tokenizer.prompt(tokenizer.encode("You carry a bowl."))
+    assert tokenizer.decode(prompt) == "<|prefix|>user: You carry a bowl.<|suffix|><|prefix|>assistant:"
+    assert prompt[0] == 3, "the template's markers are special tokens, not their letters"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu9"}, "tpu9"),
+        ({"dtype": "int8"}, "int8"),
+        ({"quantize": "2bit"}, "2bit"),
+    ],
+)
+def test_unknown_options_are_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_language_model("embedded", **{"device": "cpu", **options})
+
+
+@pytest.mark.parametrize("quantize", ["4bit", "8bit"])
+def test_quantised_models_go_through_the_same_path(quantize: str, tiny_model: Callable[[str], Path]) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = load("llama", tiny_model, quantize=quantize)
+    policy = make_policy(model)
+    batch = policy.pack(questions(model))
+    scores = policy.score(batch)
+    scores.token_log_probs.sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.trainable_parameters())
+    plain = make_policy(load("llama", tiny_model))
+    exact = plain.score(plain.pack(questions(model))).token_log_probs
+    gap = (scores.token_log_probs - exact).abs().max()
+    assert 0 < gap < 8, "quantisation changes the numbers, and not beyond recognition"
