@@ -1,0 +1,1 @@
+"""Experiments that compare agents: ``python -m benchmarks run --help``."""

@@ -155,8 +155,9 @@ class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordCo
                 f"max_observation_tokens={max_observation_tokens} cannot hold the longest observation of {world}: "
                 f"{needed} tokens of {self.tokenizer.name!r}"
             )
-        observation_tokens = max_observation_tokens or needed or _OBSERVATION_TOKENS_OF_FREE_TEXT
-        self.observation_space: TokenSequence = TokenSequence(self.tokenizer, observation_tokens)
+        if max_observation_tokens is None:
+            max_observation_tokens = _OBSERVATION_TOKENS_OF_FREE_TEXT if needed is None else needed
+        self.observation_space: TokenSequence = TokenSequence(self.tokenizer, max_observation_tokens)
         longest = max(
             (len(self.tokenizer.encode_action(name)) for name in world.action_names),
             default=_ACTION_TOKENS_OF_FREE_TEXT,
@@ -166,7 +167,9 @@ class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordCo
                 f"max_action_tokens={max_action_tokens} cannot hold the longest phrase of {world}: "
                 f"{longest} tokens of {self.tokenizer.name!r}, the end token included"
             )
-        self.action_space: TokenSequence = TokenSequence(self.tokenizer, max_action_tokens or longest)
+        self.action_space: TokenSequence = TokenSequence(
+            self.tokenizer, longest if max_action_tokens is None else max_action_tokens
+        )
         self._phrases = {self.action_space.encode(name).tobytes(): name for name in world.action_names}
         self._encoded_observations: dict[str, tuple[np.ndarray, int]] = {}
 

@@ -1,9 +1,14 @@
 """Agents that learn in language worlds."""
 
-from trainers.agent import Agent, Decision, Episode, Player, Rollout
-from trainers.agents import AGENTS, make
-from trainers.check import check_agent
-from trainers.loop import Evaluation, TrainingCollapsed, evaluate, train
+import logging
+
+# Importing peft imports bitsandbytes, which warns of an optional CPU kernel that nothing here needs.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+from trainers.agent import Agent, Decision, Episode, Player, Rollout  # noqa: E402
+from trainers.agents import AGENTS, make  # noqa: E402
+from trainers.check import check_agent  # noqa: E402
+from trainers.loop import Evaluation, TrainingCollapsed, evaluate, train  # noqa: E402
 
 __all__ = [
     "AGENTS",

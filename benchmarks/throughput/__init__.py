@@ -1,0 +1,1 @@
+"""Speed, measured side by side in one process: ``python -m benchmarks.throughput.<name>``."""

@@ -1,4 +1,4 @@
-"""The kitchen's rules in small situations made by hand, the best return by value iteration, and every text it can say."""
+"""The kitchen's rules in small situations made by hand, the best return by value iteration, every text it can say."""
 
 import itertools
 import re
@@ -162,18 +162,18 @@ def test_empty_hands_at_the_delivery_counter_do_nothing(kitchen: Kitchen) -> Non
 # ------------------------------------------------------------------------------------------------- what the cook sees
 
 
+def what_is_seen(kitchen: Kitchen, state: State) -> dict[str, int]:
+    return dict(zip(kitchen.symbolic_fields, kitchen.symbolic_observation(state), strict=True))
+
+
 def test_items_are_seen_within_two_cells_and_read_zero_beyond(kitchen: Kitchen) -> None:
-    seen = dict(
-        zip(kitchen.symbolic_fields, kitchen.symbolic_observation(situation((3, 3), tomato=BOARD, chops=(2, 0, 0))))
-    )
+    seen = what_is_seen(kitchen, situation((3, 3), tomato=BOARD, chops=(2, 0, 0)))
     assert {name: value for name, value in seen.items() if value} == {
         "agent_x": 3,
         "agent_y": 3,
         "dish_tomato_lettuce": 1,
     }
-    seen = dict(
-        zip(kitchen.symbolic_fields, kitchen.symbolic_observation(situation((3, 2), tomato=BOARD, chops=(2, 0, 0))))
-    )
+    seen = what_is_seen(kitchen, situation((3, 2), tomato=BOARD, chops=(2, 0, 0)))
     assert (seen["tomato_x"], seen["tomato_y"], seen["tomato_chops"]) == (1, 0, 2)
     assert (seen["board_1_x"], seen["board_2_x"], seen["delivery_x"]) == (1, 2, 3)
 
@@ -418,7 +418,7 @@ def test_equal_text_means_equal_sight(dish: tuple[str, ...]) -> None:
     env = OvercookedEnv(dish)
     kitchen, said = env.kitchen, {}
     for state in reachable(env):
-        fields = dict(zip(kitchen.symbolic_fields, kitchen.symbolic_observation(state), strict=True))
+        fields = what_is_seen(kitchen, state)
         agent = fields["agent_x"], fields["agent_y"]
         boards = [(fields[f"board_{k + 1}_x"], fields[f"board_{k + 1}_y"]) for k in range(len(kitchen.boards))]
 

@@ -145,6 +145,7 @@ def main() -> None:
         **{name: value for name, value in vars(arguments).items() if name != "output"},
     }
     model.save_pretrained(arguments.output)
+    (arguments.output / "model.safetensors").chmod(0o644)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_file=str(TOKENIZER_FILE), pad_token="<|pad|>", bos_token="<|begin|>", eos_token="<|end|>"
     )

@@ -1,0 +1,66 @@
+# `make help` explains. Everything happens in .venv, with the versions of constraints.txt.
+PYTHON ?= python3
+PIP_OPTIONS ?= --quiet
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# Shells may set ENV to something of their own: only `make bench ENV=...` counts.
+ifneq ($(origin ENV),command line)
+override ENV :=
+endif
+
+OPTIONS := $(if $(ALGO),--algo $(ALGO)) $(if $(ENV),--env $(ENV)) $(if $(MODEL),--model $(MODEL)) \
+	$(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(DEVICE),--device $(DEVICE)) \
+	$(if $(QUANTIZE),--quantize $(QUANTIZE)) $(ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup bench throughput test lint format clean
+
+help:
+	@echo "make bench        compare agents; sets up what it needs, draws curves and a table into runs/"
+	@echo "    ALGO=poad,ntpo,twosome   agents: poad ntpo twosome random, or package.module:Class (default poad)"
+	@echo "    ENV=id                   world: $(BIN)/python -m lang_envs list (default Overcooked-tomato-salad-v0)"
+	@echo "    MODEL=name               embedded (default), a Hugging Face name, or a folder"
+	@echo "    SEEDS=3  STEPS=10240     how many runs of each agent, and how long each"
+	@echo "    DEVICE=cpu  QUANTIZE=4bit"
+	@echo "    ARGS='--actor-lr 1e-4'   anything else: $(BIN)/python -m benchmarks run --help"
+	@echo "    RESUME=runs/...          go on with a run that was stopped"
+	@echo "make test         run the tests"
+	@echo "make throughput   measure the speed of the worlds, of credit, and of packed against naive scoring"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       let ruff put the code in order"
+	@echo "make clean        remove what was built (not runs/)"
+
+setup: $(INSTALLED)
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@echo "Setting up $(VENV); the first time this takes a few minutes."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e ".[train,quantization,render,tracking,dev]"
+	@touch $@
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks $(if $(RESUME),resume $(RESUME),run $(OPTIONS))
+
+throughput: $(INSTALLED)
+	$(BIN)/python -m benchmarks.throughput.overcooked
+	$(BIN)/python -m benchmarks.throughput.credit
+	$(BIN)/python -m benchmarks.throughput.scoring
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find lang_envs trainers benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

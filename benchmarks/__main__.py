@@ -1,0 +1,42 @@
+"""``python -m benchmarks run`` compares agents; ``resume`` goes on with a run that was stopped."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from benchmarks.config import BenchmarkConfig
+from benchmarks.run import resume, run
+
+
+@dataclass(frozen=True)
+class ResumeConfig:
+    """Go on with a run that was stopped; what is finished is not done again."""
+
+    folder: tyro.conf.Positional[Path]
+    """The run's folder."""
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    config = tyro.extras.subcommand_cli_from_dict(
+        {"run": BenchmarkConfig, "resume": ResumeConfig}, prog="python -m benchmarks", config=(tyro.conf.OmitArgPrefixes,)
+    )
+    try:
+        if isinstance(config, ResumeConfig):
+            resume(config.folder)
+        else:
+            run(config)
+    except ValueError as error:
+        # What a user can mend: an unknown name, a value out of range, tokens that do not fit together.
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

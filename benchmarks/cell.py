@@ -1,0 +1,98 @@
+"""One agent, one world, one seed: trained in a process of its own, and never trained twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+from gymnasium.vector import AutoresetMode
+
+import lang_envs  # noqa: F401 — registers the ids in a fresh process
+import trainers
+from benchmarks.config import BenchmarkConfig
+from trainers.checkpoint import LAST, write_atomically
+from trainers.loop import CHECKPOINTS_FOLDER
+
+RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run within a benchmark's folder."""
+
+    folder: Path
+    algo: str
+    seed: int
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.algo.replace(":", ".") / f"seed-{self.seed}"
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the finished run came to; None while it is not finished."""
+        file = self.path / RESULT_FILE
+        return json.loads(file.read_text()) if file.exists() else None
+
+
+def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
+    return gym.make_vec(
+        config.env,
+        num_envs=config.num_envs,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+        **config.env_options,
+    )
+
+
+def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
+    """Train from the beginning or from the last checkpoint, evaluate, and write the result."""
+    torch.set_num_threads(threads)
+    resume = (cell.path / CHECKPOINTS_FOLDER / LAST).exists()
+    if not resume:
+        shutil.rmtree(cell.path, ignore_errors=True)
+        cell.path.mkdir(parents=True)
+    envs = make_envs(config)
+    agent = trainers.make(cell.algo, envs, **config.agent_options(cell.algo, cell.seed))
+    if not resume:
+        write_atomically(cell.path / "agent.json", json.dumps(_describe(agent, cell), indent=2, default=str) + "\n")
+    trainers.train(
+        agent,
+        envs,
+        config.steps,
+        run_dir=cell.path,
+        seed=1000 * cell.seed,
+        rollout_steps=config.rollout_steps,
+        checkpoint_every=config.checkpoint_every,
+        resume=resume,
+    )
+    envs.close()
+    result = {
+        way: _evaluate(agent, config, greedy) for way, greedy in (("sampled", False), ("greedy", True))
+    }
+    write_atomically(cell.path / RESULT_FILE, json.dumps(result, indent=2) + "\n")
+
+
+def _evaluate(agent: Any, config: BenchmarkConfig, greedy: bool) -> dict[str, Any]:
+    played = trainers.evaluate(agent, config.env, config.eval_episodes, greedy=greedy, **config.env_options)
+    return {"return": played.mean_return, "success": played.success_rate, "episodes": len(played.returns)}
+
+
+def _describe(agent: Any, cell: Cell) -> dict[str, Any]:
+    """The agent as it starts: its resolved settings, and a hash of its fresh adapter."""
+    description: dict[str, Any] = {"algo": cell.algo, "seed": cell.seed, "class": type(agent).__qualname__}
+    if hasattr(agent, "settings"):
+        description["settings"] = asdict(agent.settings)
+    if hasattr(agent, "language_model"):
+        digest = hashlib.sha256()
+        for parameter in agent.language_model.trainable_parameters():
+            digest.update(parameter.detach().float().cpu().numpy().tobytes())
+        description["initial_adapter_sha256"] = digest.hexdigest()
+        description["packs"] = agent.language_model.packs
+    return description

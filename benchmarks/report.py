@@ -1,0 +1,160 @@
+"""What a benchmark came to: a table and learning curves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import matplotlib
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import trainers
+from benchmarks.cell import Cell
+from benchmarks.config import BenchmarkConfig
+from trainers.agents.random import RandomAgent
+from trainers.checkpoint import write_atomically
+from trainers.loop import METRICS_FILE
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402 — the backend is chosen before
+
+NEAR_OPTIMUM = 0.9
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which colour-blind readers can tell apart."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An agent over its seeds. Returns are mean discounted returns of evaluation episodes, a value for each seed.
+
+    ``steps_to_near_optimum`` counts decisions until the mean return of the last 20 training episodes first reaches
+    90 % of the optimum; None for a seed that never did, or where the optimum is not known.
+    """
+
+    algo: str
+    seeds: list[int]
+    returns: list[float]
+    greedy_returns: list[float]
+    success_rates: list[float]
+    steps_to_near_optimum: list[int | None]
+
+
+@dataclass(frozen=True)
+class Summary:
+    env: str
+    steps: int
+    eval_episodes: int
+    optimal_return: float | None
+    random_return: float
+    random_success_rate: float
+    rows: list[Row]
+
+
+def summarise(config: BenchmarkConfig, cells: list[Cell]) -> Summary:
+    """Read every cell's result and training curve, and play the random policy beside them."""
+    env = gym.make(config.env, **config.env_options)
+    optimum = getattr(env.unwrapped, "optimal_return", None)
+    chance = trainers.evaluate(RandomAgent(env), config.env, config.eval_episodes, **config.env_options)
+    rows = []
+    for algo in config.algos:
+        own = [cell for cell in cells if cell.algo == algo]
+        results = [cell.result for cell in own]
+        assert all(results), "summarise needs finished cells"
+        rows.append(
+            Row(
+                algo,
+                seeds=[cell.seed for cell in own],
+                returns=[result["sampled"]["return"] for result in results if result],
+                greedy_returns=[result["greedy"]["return"] for result in results if result],
+                success_rates=[result["sampled"]["success"] for result in results if result],
+                steps_to_near_optimum=[_steps_to_near_optimum(read_metrics(cell), optimum) for cell in own],
+            )
+        )
+    return Summary(
+        config.env, config.steps, config.eval_episodes, optimum, chance.mean_return, chance.success_rate, rows
+    )
+
+
+def read_metrics(cell: Cell) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (cell.path / METRICS_FILE).read_text().splitlines()]
+
+
+def _steps_to_near_optimum(lines: list[dict[str, Any]], optimum: float | None) -> int | None:
+    if optimum is None:
+        return None
+    near = (line["step"] for line in lines if line.get("recent_return", -np.inf) >= NEAR_OPTIMUM * optimum)
+    return next(near, None)
+
+
+def write_tables(summary: Summary, folder: Path, console: Console) -> None:
+    """Print the table, and write it as ``table.md`` and, with every seed's numbers, as ``table.json``."""
+    header = ["agent", "seeds", "return: mean ± std", "min … max", "of optimum", "greedy", "success", "steps to 90 %"]
+    body = [_format(row, summary.optimal_return) for row in summary.rows]
+    body.append(["random policy", "", f"{summary.random_return:.4f}", *[""] * 3, f"{summary.random_success_rate:.0%}", ""])
+    if summary.optimal_return is not None:
+        body.append(["optimum", "", f"{summary.optimal_return:.4f}", "", "100 %", "", "", ""])
+    title = f"{summary.env}: {summary.steps:,} decisions a seed, then {summary.eval_episodes} episodes each"
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        table.add_column(name, justify="left" if name == "agent" else "right")
+    for cells in body:
+        table.add_row(*cells)
+    console.print(table)
+    lines = [title, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(cells) + " |" for cells in body]
+    write_atomically(folder / "table.md", "\n".join(lines) + "\n")
+    write_atomically(folder / "table.json", json.dumps(asdict(summary), indent=2) + "\n")
+
+
+def _format(row: Row, optimum: float | None) -> list[str]:
+    returns = np.array(row.returns)
+    spread = f" ± {returns.std(ddof=1):.4f}" if len(returns) > 1 else ""
+    steps = ", ".join("never" if steps is None else f"{steps:,}" for steps in row.steps_to_near_optimum)
+    return [
+        row.algo,
+        str(len(row.seeds)),
+        f"{returns.mean():.4f}{spread}",
+        f"{returns.min():.4f} … {returns.max():.4f}",
+        f"{returns.mean() / optimum:.1%}" if optimum else "",
+        f"{np.mean(row.greedy_returns):.4f}",
+        f"{np.mean(row.success_rates):.0%}",
+        steps if optimum is not None else "",
+    ]
+
+
+def draw_curves(config: BenchmarkConfig, cells: list[Cell], summary: Summary, path: Path) -> Path:
+    """Mean return of the last 20 training episodes over decisions: a line for each seed, a thick one for their mean."""
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    for algo, colour in zip(config.algos, _COLOURS * len(config.algos), strict=False):
+        curves = [_curve(cell) for cell in cells if cell.algo == algo]
+        curves = [curve for curve in curves if len(curve[0])]
+        if not curves:
+            continue
+        grid = np.linspace(max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves), 200)
+        resampled = np.stack([np.interp(grid, *curve) for curve in curves])
+        for curve in curves:
+            axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8)
+        axes.fill_between(grid, resampled.min(0), resampled.max(0), color=colour, alpha=0.12, linewidth=0)
+        label = f"{algo.rpartition(':')[2]} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
+        axes.plot(grid, resampled.mean(0), color=colour, linewidth=2.2, label=label)
+    if summary.optimal_return is not None:
+        axes.axhline(summary.optimal_return, color="black", linestyle="--", linewidth=1, label="optimum")
+    axes.axhline(summary.random_return, color="grey", linestyle=":", linewidth=1.4, label="random policy")
+    axes.set_xlabel("decisions")
+    axes.set_ylabel("discounted return (mean of last 20 episodes)")
+    axes.set_title(config.env)
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def _curve(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+    lines = [line for line in read_metrics(cell) if "recent_return" in line]
+    return np.array([line["step"] for line in lines]), np.array([line["recent_return"] for line in lines])

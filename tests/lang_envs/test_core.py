@@ -1,0 +1,425 @@
+"""What every world owes to Gymnasium and to those who play it."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+
+from lang_envs import WORLDS, LanguageEnv
+
+IDS = sorted(WORLDS)
+TOMATO = "Overcooked-tomato-salad-v0"
+FULL = "Overcooked-tomato-lettuce-onion-salad-v0"
+every_id = pytest.mark.parametrize("name", IDS)
+both_interfaces = pytest.mark.parametrize("interface", ["tokens", "text"])
+both_autoresets = pytest.mark.parametrize("autoreset", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+
+
+def say(env: gym.Env, phrase: str) -> tuple:
+    """Take the action of that phrase, in whichever interface."""
+    space = env.action_space
+    return env.step(space.encode(phrase) if hasattr(space, "encode") else phrase)
+
+
+def plain(*values: Any) -> tuple:
+    """The same with lists for arrays, so that tuples of it compare."""
+    return tuple(value.tolist() if isinstance(value, np.ndarray) else value for value in values)
+
+
+def random_walk(env: gym.Env, steps: int, seed: int) -> list[tuple]:
+    """What random available actions yield from where the environment is, resets included."""
+    chooser, seen = np.random.default_rng(seed), []
+    for _ in range(steps):
+        choice = chooser.choice(env.unwrapped.available_action_ids())
+        outcome = say(env, env.unwrapped.action_names[choice])
+        seen.append(plain(*outcome))
+        if outcome[2] or outcome[3]:
+            seen.append(plain(*env.reset()))
+    return seen
+
+
+# --------------------------------------------------------------------------------------------- Gymnasium's contract
+
+
+@every_id
+@both_interfaces
+def test_check_env_passes_without_a_warning(name: str, interface: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # check_env would rather see the bare world, and what is to be checked here is the wrapper to tokens
+        warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
+        check_env(gym.make(name, interface=interface, disable_env_checker=True))
+
+
+@every_id
+def test_every_observation_fits_both_spaces(name: str) -> None:
+    for interface in ("tokens", "text"):
+        env = gym.make(name, interface=interface)
+        observation, _ = env.reset(seed=0)
+        for outcome in [(observation,), *random_walk(env, 300, seed=1)]:
+            raw = np.array(outcome[0]) if interface == "tokens" else outcome[0]
+            assert raw in env.observation_space
+
+
+@every_id
+@both_autoresets
+def test_vector_environments_keep_their_rows_apart_and_reset_themselves(name: str, autoreset: AutoresetMode) -> None:
+    follow_single_environments("sync", name, autoreset)
+
+
+@pytest.mark.parametrize("name", [TOMATO, FULL])
+@both_autoresets
+def test_environments_in_processes_of_their_own_do_the_same(name: str, autoreset: AutoresetMode) -> None:
+    follow_single_environments("async", name, autoreset)
+
+
+def follow_single_environments(mode: str, name: str, autoreset: AutoresetMode) -> None:
+    """Random actions in three rows of a vector environment yield what they yield in three single environments."""
+    singles = [gym.make(name) for _ in range(3)]
+    vector = gym.make_vec(name, num_envs=3, vectorization_mode=mode, vector_kwargs={"autoreset_mode": autoreset})
+    try:
+        assert vector.single_action_space == singles[0].action_space
+        observations, infos = vector.reset(seed=7)
+        for row, env in enumerate(singles):
+            observation, info = env.reset(seed=7 + row)
+            assert np.array_equal(observations[row], observation)
+            assert (infos["text"][row], infos["available_actions"][row]) == (info["text"], info["available_actions"])
+
+        chooser, ended, ends = np.random.default_rng(3), [False] * 3, 0
+        names = singles[0].unwrapped.action_names
+        for _ in range(300):
+            phrases = [names[chooser.integers(len(names))] for _ in singles]
+            actions = np.stack([vector.single_action_space.encode(phrase) for phrase in phrases])
+            observations, rewards, terminations, truncations, infos = vector.step(actions)
+            for row, env in enumerate(singles):
+                if ended[row] and autoreset == AutoresetMode.NEXT_STEP:
+                    observation, info = env.reset()
+                    assert (rewards[row], terminations[row], truncations[row]) == (0, False, False)
+                    ended[row] = False
+                else:
+                    observation, reward, terminated, truncated, info = env.step(actions[row])
+                    assert (rewards[row], terminations[row], truncations[row]) == (reward, terminated, truncated)
+                    ended[row] = terminated or truncated
+                    if ended[row] and autoreset == AutoresetMode.SAME_STEP:
+                        ends += 1
+                        assert np.array_equal(infos["final_obs"][row], observation)
+                        assert infos["final_info"]["text"][row] == info["text"]
+                        observation, info = env.reset()
+                ends += ended[row] and autoreset == AutoresetMode.NEXT_STEP
+                assert np.array_equal(observations[row], observation)
+                assert infos["text"][row] == info["text"]
+                assert infos["available_action_ids"][row] == info["available_action_ids"]
+        assert ends >= 3, "the walk has to pass ends of episodes to say anything"
+    finally:
+        vector.close()
+
+
+@every_id
+def test_text_worlds_work_in_vectors_too(name: str) -> None:
+    vector = gym.make_vec(name, num_envs=2, vectorization_mode="sync", interface="text")
+    observations, infos = vector.reset(seed=0)
+    phrase = vector.envs[0].unwrapped.action_names[0]
+    observations, *_, infos = vector.step((phrase, "nonsense"))
+    assert observations == tuple(infos["text"])
+    assert infos["action_valid"].tolist() == [True, False]
+
+
+# ------------------------------------------------------------------------------------------ copies, seeds, exact resume
+
+
+@every_id
+@both_interfaces
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"]
+)
+def test_copies_in_the_middle_of_an_episode_continue_identically(name: str, interface: str, duplicate: Any) -> None:
+    env = gym.make(name, interface=interface)
+    env.reset(seed=5)
+    random_walk(env, 7, seed=0)
+    other = duplicate(env)
+    assert random_walk(other, 200, seed=1) == random_walk(env, 200, seed=1)
+
+
+def test_copies_go_separate_ways(diary: LanguageEnv) -> None:
+    diary.reset(seed=1)
+    diary.step("one")
+    other = copy.deepcopy(diary)
+    first, second = diary.step("two")[0], other.step("two")[0]
+    assert first == second, "random numbers included"
+    diary.step("three")
+    assert other.symbolic_observation().tolist() == [2]
+
+
+def test_state_carries_an_environment_over_to_another(diary: LanguageEnv) -> None:
+    diary.reset(seed=1)
+    diary.step("one")
+    state = copy.deepcopy(diary.state)
+    other = type(diary)()
+    other.reset(seed=99)
+    other.state = state
+    for entry in ("two", "three", "the end"):
+        assert other.step(entry) == diary.step(entry)
+    assert other.reset()[0] == diary.reset()[0]
+    assert other.step("again") == diary.step("again"), "and the random generator goes on alike"
+
+
+@every_id
+@both_interfaces
+def test_state_carries_every_world_over(name: str, interface: str) -> None:
+    env, other = (gym.make(name, interface=interface) for _ in range(2))
+    env.reset(seed=5)
+    other.reset(seed=6)
+    random_walk(env, 7, seed=0)
+    other.unwrapped.state = pickle.loads(pickle.dumps(env.unwrapped.state))
+    assert random_walk(other, 200, seed=1) == random_walk(env, 200, seed=1)
+
+
+def test_state_remembers_that_an_episode_is_over(tomato_plan: tuple[str, ...]) -> None:
+    env, other = (gym.make(TOMATO, interface="text").unwrapped for _ in range(2))
+    env.reset()
+    for phrase in tomato_plan:
+        env.step(phrase)
+    other.reset()
+    other.state = env.state
+    with pytest.raises(ResetNeeded):
+        other.step("chop")
+
+
+TRAJECTORY = """
+import gymnasium as gym, numpy as np, lang_envs
+for name in sorted(lang_envs.WORLDS):
+    env, chooser = gym.make(name), np.random.default_rng(0)
+    observation, info = env.reset(seed=11)
+    for _ in range(60):
+        print(name, info["text"], observation.tolist(), sorted(info.items()))
+        action = env.action_space.encode(chooser.choice(info["available_actions"]))
+        observation, reward, terminated, truncated, info = env.step(action)
+        print(repr(reward), terminated, truncated)
+        if terminated or truncated:
+            observation, info = env.reset()
+    env.action_space.seed(4)
+    print(env.action_space.sample().tolist())
+"""
+
+
+def test_fresh_processes_see_the_same_whatever_their_hash_seed() -> None:
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", TRAJECTORY],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].count("\n") > 100 * len(IDS)
+
+
+@every_id
+def test_reset_with_a_seed_starts_the_same_episode_again(name: str) -> None:
+    env = gym.make(name)
+    first = plain(*env.reset(seed=3)), random_walk(env, 100, seed=0)
+    assert (plain(*env.reset(seed=3)), random_walk(env, 100, seed=0)) == first
+
+
+# ----------------------------------------------------------------------------------------------------- what info says
+
+
+@every_id
+@both_interfaces
+def test_info_and_what_step_accepts_agree_at_every_step(name: str, interface: str) -> None:
+    env = gym.make(name, interface=interface)
+    observation, info = env.reset(seed=0)
+    world, space, chooser = env.unwrapped, env.observation_space, np.random.default_rng(0)
+    assert "action_valid" not in info
+    for _ in range(200):
+        text = observation if interface == "text" else space.decode(observation)
+        assert text == info["text"]
+        assert info["available_actions"] == tuple(world.action_names[k] for k in info["available_action_ids"])
+        phrase = world.action_names[chooser.integers(len(world.action_names))]
+        offered = phrase in info["available_actions"]
+        observation, reward, terminated, truncated, info = say(env, phrase)
+        assert info["action_valid"] == offered
+        assert isinstance(reward, float)
+        assert isinstance(terminated, bool)
+        assert isinstance(truncated, bool)
+        assert not (terminated and truncated)
+        if terminated or truncated:
+            observation, info = env.reset()
+
+
+@every_id
+def test_infos_and_observations_are_fresh_objects(name: str) -> None:
+    env = gym.make(name)
+    outcomes = [env.reset(seed=0), env.reset(seed=0)]
+    chosen = env.action_space.encode(env.unwrapped.action_names[0])
+    outcomes += [(outcome[0], outcome[-1]) for outcome in (env.step(chosen), env.step(chosen))]
+    for (observation, info), (other_observation, other_info) in pairwise(outcomes):
+        assert observation is not other_observation
+        assert not np.shares_memory(observation, other_observation)
+        assert info is not other_info
+    outcomes[0][0][:] = -1  # what a caller does to an observation is no business of the world
+    assert np.array_equal(env.reset(seed=0)[0], outcomes[1][0])
+
+
+@every_id
+def test_symbolic_observation_has_a_name_for_every_field(name: str) -> None:
+    world = gym.make(name, interface="text").unwrapped
+    world.reset(seed=0)
+    fields = world.symbolic_observation()
+    assert fields.dtype == np.int64
+    assert fields.shape == (len(world.symbolic_fields),)
+    assert len(set(world.symbolic_fields)) == len(world.symbolic_fields)
+    fields[:] = -7
+    assert -7 not in world.symbolic_observation()
+
+
+@every_id
+@both_interfaces
+def test_unknown_phrase_costs_one_primitive_step_and_changes_nothing_else(name: str, interface: str) -> None:
+    env = gym.make(name, interface=interface)
+    env.reset(seed=0)
+    random_walk(env, 3, seed=2)
+    world = env.unwrapped
+    symbols, available = world.symbolic_observation(), world.available_action_ids()
+    for _ in range(3):
+        _, reward, terminated, truncated, info = say(env, "fly")
+        assert info["action_valid"] is False
+        assert info.get("primitive_steps", 1) == 1
+        assert not (terminated or truncated)
+        assert reward <= 0
+        assert np.array_equal(world.symbolic_observation(), symbols)
+        assert info["available_action_ids"] == available
+
+
+def test_unknown_phrases_use_up_the_time_of_an_episode() -> None:
+    env = gym.make(TOMATO, interface="text")
+    env.reset()
+    kitchen_state, rewards = env.unwrapped.state["fields"]["_kitchen_state"], []
+    for step in range(1, 201):
+        _, reward, _, truncated, _ = env.step("fly")
+        rewards.append(reward)
+        assert truncated == (step == 200)
+    assert set(rewards) == {-0.001}
+    assert env.unwrapped.state["fields"]["_kitchen_state"] == kitchen_state
+
+
+def test_phrase_that_is_not_available_is_as_invalid_as_an_unknown_one(door: LanguageEnv) -> None:
+    _, info = door.reset()
+    assert info["available_actions"] == ("open the door",)
+    for phrase in ("walk through the door", "close the door", "fly"):
+        text, reward, terminated, _, info = door.step(phrase)
+        assert (text, reward, terminated, info["action_valid"]) == ("The door is closed.", 0.0, False, False)
+    _, _, _, _, info = door.step(" open the door ")
+    assert info["action_valid"] is True, "space around a phrase does not count"
+    assert info["available_actions"] == ("close the door", "walk through the door")
+    assert info["available_action_ids"] == (1, 2)
+
+
+def test_world_without_phrases_says_nothing_of_available_actions(diary: LanguageEnv) -> None:
+    _, info = diary.reset(seed=0)
+    assert set(info) == {"text"}
+    *_, info = diary.step(" anything\n at all ")
+    assert set(info) == {"text", "action_valid"}
+    assert info["action_valid"] is True
+    assert " anything\n at all " in info["text"], "the text arrives as it was sent"
+
+
+# ------------------------------------------------------------------------------------------------------- wrong inputs
+
+
+def wrong_token_actions(space: Any) -> dict[str, tuple[Any, str]]:
+    vocabulary, length = space.tokenizer.vocab_size, space.max_length
+    return {
+        "floats": (np.zeros(length), "integers, not float64"),
+        "booleans": (np.zeros(length, dtype=bool), "integers, not bool"),
+        "objects": (np.array(["chop"] * length, dtype=object), "integers, not object"),
+        "too short": (np.zeros(length - 1, dtype=np.int64), rf"shape \({length},\), not \({length - 1},\)"),
+        "two-dimensional": (np.zeros((1, length), dtype=np.int64), rf"shape \({length},\), not \(1, {length}\)"),
+        "id too large": (np.full(length, vocabulary), f"id {vocabulary} is outside the vocabulary of {vocabulary}"),
+        "negative id": (np.full(length, -1), "id -1 is outside"),
+        "id beyond int64": (np.full(length, 2**64 - 1, dtype=np.uint64), "outside"),
+        "wrong id behind the end": (np.r_[space.encode("chop")[: length - 1], vocabulary], "outside"),
+        "list": ([0] * length, "numpy array, not list"),
+        "string": ("chop", "numpy array, not str"),
+        "nothing": (None, "numpy array, not NoneType"),
+    }
+
+
+@every_id
+@pytest.mark.parametrize("case", list(wrong_token_actions(gym.make(TOMATO).action_space)))
+def test_malformed_token_action_raises_and_leaves_the_world_as_it_was(name: str, case: str) -> None:
+    env = gym.make(name)
+    env.reset(seed=0)
+    random_walk(env, 3, seed=2)
+    before = copy.deepcopy(env.unwrapped.state)
+    action, message = wrong_token_actions(env.action_space)[case]
+    with pytest.raises(ValueError, match=message):
+        env.step(action)
+    assert env.unwrapped.state == before
+
+
+@every_id
+@pytest.mark.parametrize("action", [None, 3, b"chop", ["chop"], np.zeros(3)], ids=repr)
+def test_text_action_that_is_no_string_raises_and_leaves_the_world_as_it_was(name: str, action: Any) -> None:
+    env = gym.make(name, interface="text").unwrapped
+    env.reset(seed=0)
+    before = copy.deepcopy(env.state)
+    with pytest.raises(ValueError, match=f"is a str, not {type(action).__name__}"):
+        env.step(action)
+    assert env.state == before
+
+
+@every_id
+@both_interfaces
+def test_step_needs_a_running_episode(name: str, interface: str) -> None:
+    env = gym.make(name, interface=interface)
+    phrase = env.unwrapped.action_names[0]
+    with pytest.raises(ResetNeeded):
+        say(env, phrase)
+    with pytest.raises(ResetNeeded, match="call reset"):
+        env.unwrapped.step(phrase)
+    env.reset(seed=0)
+    terminated = truncated = False
+    while not (terminated or truncated):
+        _, _, terminated, truncated, _ = say(env, phrase)
+    before = copy.deepcopy(env.unwrapped.state)
+    with pytest.raises(ResetNeeded, match="after an episode's end"):
+        say(env, phrase)
+    assert env.unwrapped.state == before
+    env.reset()
+    say(env, phrase)
+
+
+def test_ten_thousand_random_token_actions_corrupt_nothing(tomato_plan: tuple[str, ...]) -> None:
+    env = gym.make(TOMATO)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(10_000):
+        action = env.action_space.sample()
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert observation in env.observation_space
+        assert np.isfinite(reward)
+        if terminated or truncated:
+            env.reset()
+    env.reset()
+    world, earned, elapsed = env.unwrapped, 0.0, 0
+    for phrase in tomato_plan:
+        _, reward, terminated, _, info = say(env, phrase)
+        earned += world.discount**elapsed * reward
+        elapsed += info["primitive_steps"]
+    assert terminated
+    assert earned == pytest.approx(world.optimal_return, abs=1e-6)
