@@ -24,7 +24,9 @@ class ResumeConfig:
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config = tyro.extras.subcommand_cli_from_dict(
-        {"run": BenchmarkConfig, "resume": ResumeConfig}, prog="python -m benchmarks", config=(tyro.conf.OmitArgPrefixes,)
+        {"run": BenchmarkConfig, "resume": ResumeConfig},
+        prog="python -m benchmarks",
+        config=(tyro.conf.OmitArgPrefixes,),
     )
     try:
         if isinstance(config, ResumeConfig):

@@ -73,9 +73,7 @@ def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
         resume=resume,
     )
     envs.close()
-    result = {
-        way: _evaluate(agent, config, greedy) for way, greedy in (("sampled", False), ("greedy", True))
-    }
+    result = {way: _evaluate(agent, config, greedy) for way, greedy in (("sampled", False), ("greedy", True))}
     write_atomically(cell.path / RESULT_FILE, json.dumps(result, indent=2) + "\n")
 
 

@@ -30,7 +30,7 @@ def _overrides_type() -> type[Any]:
         (
             setting.name,
             Annotated[
-                eval(str(setting.type)) | None,  # noqa: S307 — the annotations of our own dataclass
+                eval(str(setting.type)) | None,
                 tyro.conf.arg(help=help_of.get(setting.name), help_behavior_hint="(default: the agent's)"),
             ],
             field(default=None),
@@ -38,7 +38,9 @@ def _overrides_type() -> type[Any]:
         for setting in dataclasses.fields(TokenLevelSettings)
         if setting.name not in set_elsewhere
     ]
-    return dataclasses.make_dataclass("AgentOverrides", fields, frozen=True)
+    made = dataclasses.make_dataclass("AgentOverrides", fields, frozen=True)
+    made.__module__ = __name__  # where pickle finds it
+    return made
 
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class BenchmarkConfig:
     """Decisions of each run, over all its environments."""
     num_envs: int = 4
     """Environments of each run."""
-    rollout_steps: int = 32
+    rollout_steps: int = 64
     """Decisions in each environment between two updates."""
     eval_episodes: int = 100
     """Episodes that each trained agent plays at the end."""
@@ -79,7 +81,7 @@ class BenchmarkConfig:
     """Runs at the same time; by default one for each core, or one on a GPU."""
     runs_dir: Path = Path("runs")
     """Where the run's folder is made."""
-    agent: AgentOverrides = field(default_factory=AgentOverrides)  # type: ignore[misc]
+    agent: AgentOverrides = field(default_factory=AgentOverrides)
     """Settings of the agents."""
 
     def check(self) -> None:
@@ -128,10 +130,7 @@ class BenchmarkConfig:
     def load(cls, path: Path) -> BenchmarkConfig:
         saved = json.loads(path.read_text())
         lists = {name: tuple(value) for name, value in saved["agent"].items() if isinstance(value, list)}
-        return cls(
-            **saved
-            | {"runs_dir": Path(saved["runs_dir"]), "agent": AgentOverrides(**saved["agent"] | lists)}
-        )
+        return cls(**saved | {"runs_dir": Path(saved["runs_dir"]), "agent": AgentOverrides(**saved["agent"] | lists)})
 
 
 def unknown(kind: str, name: str, known: Any) -> str:

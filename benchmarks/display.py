@@ -68,7 +68,9 @@ class Display:
                     f"success {line.get('recent_success', 0):4.0%}  {line['timing']['steps_per_second']:4.0f} steps/s"
                 )
             else:
-                numbers = f"return {result['sampled']['return']:+.3f}  success {result['sampled']['success']:4.0%}  done"
+                numbers = (
+                    f"return {result['sampled']['return']:+.3f}  success {result['sampled']['success']:4.0%}  done"
+                )
             completed = min(line["step"], self._steps)
             self._progress.update(task, completed=completed, numbers=numbers)
             plain.append(f"{cell.algo} seed {cell.seed}: {completed:,}/{self._steps:,} steps, {numbers}")

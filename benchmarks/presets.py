@@ -10,6 +10,7 @@ _PAPER: dict[str, Any] = {
     "behaviour": "candidates",
     "end_token": False,
     "gae_lambda": 0.95,
+    "discount_by_time": False,
     "truncation_is_termination": True,
     "advantage_std_floor": 0.0,
     "entropy_level": "token",

@@ -21,7 +21,7 @@ from trainers.checkpoint import write_atomically
 from trainers.loop import METRICS_FILE
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 — the backend is chosen before
+from matplotlib import pyplot as plt
 
 NEAR_OPTIMUM = 0.9
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -95,7 +95,9 @@ def write_tables(summary: Summary, folder: Path, console: Console) -> None:
     """Print the table, and write it as ``table.md`` and, with every seed's numbers, as ``table.json``."""
     header = ["agent", "seeds", "return: mean ± std", "min … max", "of optimum", "greedy", "success", "steps to 90 %"]
     body = [_format(row, summary.optimal_return) for row in summary.rows]
-    body.append(["random policy", "", f"{summary.random_return:.4f}", *[""] * 3, f"{summary.random_success_rate:.0%}", ""])
+    body.append(
+        ["random policy", "", f"{summary.random_return:.4f}", *[""] * 3, f"{summary.random_success_rate:.0%}", ""]
+    )
     if summary.optimal_return is not None:
         body.append(["optimum", "", f"{summary.optimal_return:.4f}", "", "100 %", "", "", ""])
     title = f"{summary.env}: {summary.steps:,} decisions a seed, then {summary.eval_episodes} episodes each"

@@ -52,7 +52,11 @@ def resume(folder: Path) -> Path:
 
 def _run_cells(config: BenchmarkConfig, folder: Path) -> Path:
     console = Console()
-    cells = [Cell(folder, algo, seed) for algo in config.algos for seed in range(config.first_seed, config.first_seed + config.seeds)]
+    cells = [
+        Cell(folder, algo, seed)
+        for algo in config.algos
+        for seed in range(config.first_seed, config.first_seed + config.seeds)
+    ]
     waiting = [cell for cell in cells if cell.result is None]
     workers = min(config.workers or _default_workers(config), len(waiting)) if waiting else 0
     console.print(f"{config.env}: {len(waiting)} of {len(cells)} runs to do, {workers} at a time, in {folder}")

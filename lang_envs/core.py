@@ -45,7 +45,7 @@ class LanguageEnv(gym.Env[str, str]):
         Every observation is one choice from each part, joined without anything between; None where text is open-ended.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012 — as Gymnasium declares it
 
     action_names: tuple[str, ...] = ()
     discount: float = 1.0

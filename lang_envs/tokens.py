@@ -110,7 +110,7 @@ class TokenSequence(MultiDiscrete):
         return f"TokenSequence({self.tokenizer!r}, max_length={self.max_length})"
 
 
-class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordConstructorArgs):
+class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordConstructorArgs):
     """A text world with observations and actions of token ids.
 
     Parameters
@@ -143,7 +143,7 @@ class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordCo
             max_observation_tokens=max_observation_tokens,
             max_action_tokens=max_action_tokens,
         )
-        gym.Wrapper.__init__(self, env)
+        gym.Wrapper.__init__(self, env)  # type: ignore[misc]
         world = env.unwrapped
         if not isinstance(world, LanguageEnv):
             raise ValueError(f"TokenEnv wraps a LanguageEnv, not {type(world).__name__}")
@@ -157,7 +157,7 @@ class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordCo
             )
         if max_observation_tokens is None:
             max_observation_tokens = _OBSERVATION_TOKENS_OF_FREE_TEXT if needed is None else needed
-        self.observation_space: TokenSequence = TokenSequence(self.tokenizer, max_observation_tokens)
+        self._observations = TokenSequence(self.tokenizer, max_observation_tokens)
         longest = max(
             (len(self.tokenizer.encode_action(name)) for name in world.action_names),
             default=_ACTION_TOKENS_OF_FREE_TEXT,
@@ -167,10 +167,10 @@ class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordCo
                 f"max_action_tokens={max_action_tokens} cannot hold the longest phrase of {world}: "
                 f"{longest} tokens of {self.tokenizer.name!r}, the end token included"
             )
-        self.action_space: TokenSequence = TokenSequence(
-            self.tokenizer, longest if max_action_tokens is None else max_action_tokens
-        )
-        self._phrases = {self.action_space.encode(name).tobytes(): name for name in world.action_names}
+        self._actions = TokenSequence(self.tokenizer, longest if max_action_tokens is None else max_action_tokens)
+        self._phrases = {self._actions.encode(name).tobytes(): name for name in world.action_names}
+        self.observation_space = self._observations
+        self.action_space = self._actions
         self._encoded_observations: dict[str, tuple[np.ndarray, int]] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
@@ -185,10 +185,10 @@ class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordCo
         ValueError
             If ``action`` is not an element of the action space; the world is then as it was.
         """
-        action = self.action_space.check(action)
+        action = self._actions.check(action)
         phrase = self._phrases.get(action.tobytes())
         if phrase is None:
-            phrase = self.action_space.decode(self.action_space.check_ids(action))
+            phrase = self._actions.decode(self._actions.check_ids(action))
         text, reward, terminated, truncated, info = self.env.step(phrase)
         return self._observe(text, info), reward, terminated, truncated, info
 
@@ -205,8 +205,8 @@ class TokenEnv(gym.Wrapper[np.ndarray, np.ndarray, str, str], gym.utils.RecordCo
 
     def _encode_observation(self, text: str) -> tuple[np.ndarray, int]:
         ids = self.tokenizer.encode(text)
-        trimmed = max(0, len(ids) - self.observation_space.max_length) if self._trims else 0
-        return self.observation_space.pad(ids[trimmed:]), trimmed
+        trimmed = max(0, len(ids) - self._observations.max_length) if self._trims else 0
+        return self._observations.pad(ids[trimmed:]), trimmed
 
 
 def _longest_observation(world: LanguageEnv, tokenizer: Tokenizer) -> int | None:

@@ -49,6 +49,8 @@ class Rollout:
         What each decision was taken on.
     infos, decisions : list of T lists of N
     rewards : float64 array (T, N)
+    durations : float64 array (T, N)
+        How much of the world's time each step took: its primitive steps, or 1.
     terminated, truncated : bool array (T, N)
         Whether the episode ended with this step, and how.
     valid : bool array (T, N)
@@ -65,6 +67,7 @@ class Rollout:
     infos: list[list[dict[str, Any]]]
     decisions: list[list[Decision]]
     rewards: np.ndarray
+    durations: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
     valid: np.ndarray

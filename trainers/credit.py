@@ -27,7 +27,7 @@ def action_gae(
     next_values: ArrayLike | torch.Tensor,
     episode_ends: ArrayLike | torch.Tensor,
     *,
-    gamma: float,
+    gamma: float | ArrayLike,
     gae_lambda: float,
 ) -> tuple[Array, Array]:
     """Estimate the advantage and the return of each action, an action being one indivisible step.
@@ -46,7 +46,10 @@ def action_gae(
         Terminated or truncated. Cuts the accumulation and nothing else. Nothing of the next row
         passes an end, not even a NaN: a row without an action (vector environments with next-step
         autoreset produce them) stays isolated if it and the row before it are marked as ends.
-    gamma, gae_lambda : float in [0, 1]
+    gamma : float or (T, N), in [0, 1]
+        Discount over the step. An array where steps differ in how long they take: a macro-action
+        of k primitive steps is discounted by the k-th power.
+    gae_lambda : float in [0, 1]
 
     Returns
     -------
@@ -63,17 +66,18 @@ def action_gae(
     Schulman et al., arXiv:1506.02438, eq. 16; Wen et al., arXiv:2405.15821, whose action-level
     baselines use it.
     """
-    _check_unit_interval(gamma=gamma, gae_lambda=gae_lambda)
+    _check_unit_interval(gae_lambda=gae_lambda)
     v = _floating(values)
     if v.ndim != 2:
         raise ValueError(f"values must have shape (T, N), got {v.shape}")
     like = partial(_like, v)
-    outcomes = like(rewards, "rewards") + gamma * like(next_values, "next_values")
+    discounts = _discounts(gamma, like)
+    outcomes = like(rewards, "rewards") + discounts * like(next_values, "next_values")
     ends = like(episode_ends, "episode_ends", dtype=bool)
 
     deltas = outcomes - v
     reach = np.ones_like(deltas)
-    advantages = deltas + _carry(deltas, reach, ends, decay=gamma * gae_lambda)
+    advantages = deltas + _carry(deltas, reach, ends, decay=discounts * gae_lambda)
     return _as_kind_of(values, advantages), _as_kind_of(values, advantages + v)
 
 
@@ -84,7 +88,7 @@ def token_gae(
     next_values: ArrayLike | torch.Tensor,
     episode_ends: ArrayLike | torch.Tensor,
     *,
-    gamma: float,
+    gamma: float | ArrayLike,
     gae_lambda: float,
     gamma_token: float,
     gae_lambda_token: float,
@@ -121,8 +125,10 @@ def token_gae(
         the final observation after a truncation, else the value of the next observation.
     episode_ends : (T, N), bool
         Terminated or truncated. Cuts the accumulation and nothing else.
-    gamma, gae_lambda : float in [0, 1]
-        Discount and trace decay from an action to the next.
+    gamma : float or (T, N), in [0, 1]
+        Discount from an action to the next; an array where actions differ in how long they take.
+    gae_lambda : float in [0, 1]
+        Trace decay from an action to the next.
     gamma_token, gae_lambda_token : float in [0, 1]
         The same from a token to the next of its action.
 
@@ -142,19 +148,15 @@ def token_gae(
     Wen et al., arXiv:2405.15821: eqs. 9 and 10 with ``gamma_token=gamma``, eqs. 13 and 14 with
     ``gamma_token=1``.
     """
-    _check_unit_interval(
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        gamma_token=gamma_token,
-        gae_lambda_token=gae_lambda_token,
-    )
+    _check_unit_interval(gae_lambda=gae_lambda, gamma_token=gamma_token, gae_lambda_token=gae_lambda_token)
     v = _floating(values)
     if v.ndim != 3 or v.shape[-1] == 0:
         raise ValueError(f"values must have shape (T, N, L), L >= 1, got {v.shape}")
     is_token = _like(v, mask, "mask", dtype=bool)
     _check_prefixes(is_token)
     like = partial(_like, v, axes=2)
-    outcomes = like(rewards, "rewards") + gamma * like(next_values, "next_values")
+    discounts = _discounts(gamma, like)
+    outcomes = like(rewards, "rewards") + discounts * like(next_values, "next_values")
     ends = like(episode_ends, "episode_ends", dtype=bool)
 
     # Tokens first, (L, T, N), so that a step of the scan over tokens reads memory in its order.
@@ -176,15 +178,15 @@ def token_gae(
         own[j] += fade * own[j + 1]
         reach[j] += fade * reach[j + 1]
 
-    carry = _carry(own[0], reach[0], ends, decay=gamma * gae_lambda)
+    carry = _carry(own[0], reach[0], ends, decay=discounts * gae_lambda)
     advantages = own + reach * carry
     returns = np.moveaxis(advantages + v, 0, -1)
     advantages = np.moveaxis(advantages, 0, -1)
     return _as_kind_of(values, advantages), _as_kind_of(values, returns)
 
 
-def _carry(own: NDArray[Any], reach: NDArray[Any], ends: NDArray[Any], *, decay: float) -> NDArray[Any]:
-    """Return what arrives behind each step: decay * A[t + 1] within an episode, else 0.
+def _carry(own: NDArray[Any], reach: NDArray[Any], ends: NDArray[Any], *, decay: NDArray[Any]) -> NDArray[Any]:
+    """Return what arrives behind each step: decay[t] * A[t + 1] within an episode, else 0.
 
     A[t] = own[t] + reach[t] * carry[t] is the advantage at the beginning of step t.
     """
@@ -193,8 +195,18 @@ def _carry(own: NDArray[Any], reach: NDArray[Any], ends: NDArray[Any], *, decay:
     for t in reversed(range(len(own) - 1)):
         following = own[t + 1] + reach[t + 1] * carry[t + 1]
         # Left out, not multiplied by zero, so that a NaN stays in the episode that it came from.
-        np.multiply(decay, following, out=carry[t], where=goes_on[t])
+        np.multiply(decay[t], following, out=carry[t], where=goes_on[t])
     return carry
+
+
+def _discounts(gamma: Any, like: Any) -> NDArray[Any]:
+    """Return one discount for each step."""
+    number = np.ndim(gamma) == 0
+    discounts = like(np.full(like.args[0].shape[:2], gamma) if number else gamma, "gamma")
+    outside = discounts[~((discounts >= 0) & (discounts <= 1))]
+    if outside.size:
+        raise ValueError(f"gamma must lie in [0, 1], got {gamma if number else outside.flat[0]}")
+    return discounts
 
 
 def _to_numpy(array: Any) -> NDArray[Any]:

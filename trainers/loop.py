@@ -70,7 +70,7 @@ def train(
     *,
     run_dir: str | Path | None = None,
     seed: int = 0,
-    rollout_steps: int = 32,
+    rollout_steps: int = 64,
     checkpoint_every: int = 10,
     resume: bool = False,
     on_iteration: Callable[[dict[str, Any]], None] | None = None,
@@ -130,7 +130,7 @@ def train(
             progress.iteration += 1
             progress.episodes += len(rollout.episodes)
             progress.recent.extend(rollout.episodes)
-            line = {
+            line: dict[str, Any] = {
                 "step": progress.step,
                 "iteration": progress.iteration,
                 "episodes": progress.episodes,
@@ -213,7 +213,7 @@ def _checkpoint(folder: Path, agent: Agent, envs: gym.vector.VectorEnv, progress
     save_checkpoint(folder / CHECKPOINTS_FOLDER, progress.step, agent.save, progress, best=best)
 
 
-def _environment_states(envs: gym.vector.VectorEnv) -> list[Any] | None:
+def _environment_states(envs: Any) -> list[Any] | None:
     """What sub-environments need to go on where they stand; None where that cannot be had."""
     if autoreset_mode(envs) is not AutoresetMode.SAME_STEP:
         return None
@@ -223,7 +223,7 @@ def _environment_states(envs: gym.vector.VectorEnv) -> list[Any] | None:
         return None
 
 
-def _resume(agent: Agent, envs: gym.vector.VectorEnv, folder: Path, seed: int) -> Progress:
+def _resume(agent: Agent, envs: Any, folder: Path, seed: int) -> Progress:
     fresh = begin(envs, seed)
     progress: Progress = load_checkpoint(folder / CHECKPOINTS_FOLDER, agent.load)
     if progress.environments is not None:

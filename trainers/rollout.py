@@ -69,7 +69,7 @@ def collect(
     decisions: list[list[Decision]] = []
     infos: list[list[dict[str, Any]]] = []
     columns: dict[str, list[np.ndarray]] = {
-        name: [] for name in ("observations", "rewards", "terminated", "truncated", "valid")
+        name: [] for name in ("observations", "rewards", "durations", "terminated", "truncated", "valid")
     }
     final: dict[tuple[int, int], tuple[np.ndarray, dict[str, Any]]] = {}
     episodes: list[Episode] = []
@@ -82,10 +82,12 @@ def collect(
         ended = terminated | truncated
         next_infos = unbatch_infos(batched, envs.num_envs)
         outcome_infos = [info.get("final_info", info) for info in next_infos]
+        durations = np.array([info.get("primitive_steps", 1) for info in outcome_infos], dtype=np.float64)
 
         for name, value in (
             ("observations", situation.observations),
             ("rewards", rewards),
+            ("durations", durations),
             ("terminated", terminated),
             ("truncated", truncated),
             ("valid", valid),
@@ -97,7 +99,7 @@ def collect(
             last = next_infos[n]["final_obs"] if mode is AutoresetMode.SAME_STEP else observations[n]
             final[t, int(n)] = (np.array(last), outcome_infos[n])
 
-        _count(situation, rewards, valid, outcome_infos, discount)
+        _count(situation, rewards, durations, valid, discount)
         episodes += [_close(situation, int(n), outcome_infos[n]) for n in np.flatnonzero(ended)]
         situation.observations, situation.infos = observations, next_infos
         situation.ended = ended if mode is AutoresetMode.NEXT_STEP else np.zeros_like(ended)
@@ -113,12 +115,12 @@ def collect(
 
 
 def _count(
-    situation: Situation, rewards: np.ndarray, valid: np.ndarray, infos: list[dict[str, Any]], discount: float
+    situation: Situation, rewards: np.ndarray, durations: np.ndarray, valid: np.ndarray, discount: float
 ) -> None:
     situation.discounted_returns += np.where(valid, discount**situation.elapsed * rewards, 0.0)
     situation.total_rewards += np.where(valid, rewards, 0.0)
     situation.lengths += valid
-    situation.elapsed += np.where(valid, [info.get("primitive_steps", 1) for info in infos], 0)
+    situation.elapsed += np.where(valid, durations, 0.0)
 
 
 def _close(situation: Situation, n: int, info: dict[str, Any]) -> Episode:

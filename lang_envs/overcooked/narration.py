@@ -77,7 +77,8 @@ def text_parts(kitchen: Kitchen) -> tuple[tuple[str, ...], ...]:
 
 
 def _task(dish: tuple[str, ...]) -> str:
-    return f"Make a {_listed(dish)} salad."
+    article = "an" if dish[0] == "onion" else "a"
+    return f"Make {article} {_listed(dish)} salad."
 
 
 def _stand(kitchen: Kitchen, cook: Cell, delivery: Cell) -> str:

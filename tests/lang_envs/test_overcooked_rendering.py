@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lang_envs
-from lang_envs.overcooked.kitchen import HELD, IN_BOWL, SIZE, Kitchen, State, is_floor, make_kitchen
+from lang_envs.overcooked.kitchen import CHOPS_NEEDED, HELD, IN_BOWL, SIZE, Kitchen, State, is_floor, make_kitchen
 from lang_envs.overcooked.rendering import CAPTION, CELL, draw, write
 
 pytest.importorskip("PIL", reason="pictures need Pillow")
@@ -52,6 +52,16 @@ def test_every_situation_has_its_own_picture(kitchen: Kitchen) -> None:
     seen: dict[bytes, str] = {}
     for name, picture in pictures.items():
         assert (other := seen.setdefault(picture.tobytes(), name)) == name, f"{name!r} looks like {other!r}"
+
+
+def test_chopped_food_looks_like_another_thing_than_cut_food(kitchen: Kitchen) -> None:
+    made = situations(kitchen)
+    for food in kitchen.foods:
+        raw, cut, chopped = (
+            draw(kitchen, made[f"{food} on a board, {chops} chops"]).astype(int) for chops in (0, 2, CHOPS_NEEDED)
+        )
+        changed_by_cutting, changed_by_chopping = (int((picture != raw).sum()) for picture in (cut, chopped))
+        assert 0 < 2 * changed_by_cutting < changed_by_chopping
 
 
 def test_same_state_has_the_same_picture(kitchen: Kitchen) -> None:

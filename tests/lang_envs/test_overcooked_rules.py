@@ -11,6 +11,7 @@ import lang_envs
 from lang_envs.overcooked.env import MAX_PRIMITIVE_STEPS, OvercookedEnv
 from lang_envs.overcooked.kitchen import DISHES, HELD, IN_BOWL, NOTHING, Kitchen, State, make_kitchen
 from lang_envs.overcooked.macro_actions import Cook, MacroAction, macro_actions
+from lang_envs.overcooked.narration import narrate
 
 TOMATO, LETTUCE, ONION, BOWL = range(4)
 COUNTER = (6, 3)
@@ -402,6 +403,38 @@ def test_every_text_is_made_of_the_parts_and_fits_the_token_space(dish: tuple[st
         ids = space.tokenizer.encode(text)
         assert space.pad(ids) in space
         assert space.decode(space.pad(ids)) == text
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (
+            situation(tomato=BOARD, lettuce=HELD, bowl=SECOND_BOARD, onion=IN_BOWL, chops=(0, 3, 3)),
+            "You stand at the first cutting board. You carry a chopped lettuce. "
+            "On the first cutting board is a raw tomato. On the second cutting board is a bowl with chopped onion.",
+        ),
+        (
+            situation((1, 5)),
+            "You stand at a counter. Your hands are empty. On a counter is a raw tomato. "
+            "On a counter is a raw lettuce. On a counter is a raw onion.",
+        ),
+        (
+            situation((3, 2)),
+            "You stand in the middle of the kitchen. Your hands are empty. "
+            "The first cutting board is empty. The second cutting board is empty.",
+        ),
+        (
+            situation((3, 1), tomato=IN_BOWL, lettuce=IN_BOWL, bowl=HELD, onion=BOARD, chops=(3, 3, 1)),
+            "You stand at the delivery counter. You carry a bowl with chopped tomato and chopped lettuce. "
+            "On the first cutting board is a partly chopped onion. The second cutting board is empty.",
+        ),
+        (situation((5, 5)), "You stand at a counter. Your hands are empty. On a counter is an empty bowl."),
+    ],
+)
+def test_words_say_what_is_there(kitchen: Kitchen, state: State, text: str) -> None:
+    """Pinned word for word: the embedded model has learnt them."""
+    said = narrate(kitchen, kitchen.symbolic_observation(state))
+    assert said == f"Make a tomato and lettuce salad. {text}"
 
 
 @pytest.mark.parametrize("dish", DISHES, ids="-".join)

@@ -51,7 +51,7 @@ def _shape(vocab_size: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny model: ``llama`` (begin token), ``qwen2`` (chat template, none), ``mamba`` (no attention)."""
+    """The folder of a tiny ``llama`` (begin token), ``qwen2`` (chat template, none) or ``mamba`` (no attention)."""
     made: dict[str, Path] = {}
 
     def make(kind: str) -> Path:
@@ -71,7 +71,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
             elif kind == "qwen2":
                 model = Qwen2ForCausalLM(Qwen2Config(**_shape(size)))
             else:
-                model = MambaForCausalLM(MambaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, state_size=4))
+                model = MambaForCausalLM(
+                    MambaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, state_size=4)
+                )
             model.save_pretrained(folder)
             made[kind] = folder
         return made[kind]

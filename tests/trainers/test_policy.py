@@ -1,4 +1,4 @@
-"""A policy's scores against the plainest way to get them: one candidate at a time, unpadded, through the whole model."""
+"""A policy's scores against the plainest way to get them: one candidate at a time, unpadded, through the model."""
 
 from __future__ import annotations
 

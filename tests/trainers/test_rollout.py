@@ -57,9 +57,7 @@ class Scripted:
         self.script = script
         self.shown: list[str] = []
 
-    def act(
-        self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False
-    ) -> list[Decision]:
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
         self.shown += [info["text"] for info in infos]
         return [Decision(self.script.get(info["text"], info["available_actions"][0])) for info in infos]
 

@@ -86,9 +86,8 @@ class PPOAgent(ABC):
 
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
         resolved = resolve(self.settings_type, model, settings)
-        if resolved.gamma is None:
-            resolved = replace(resolved, gamma=world_discount(envs))
-        self.settings = resolved
+        self.gamma = world_discount(envs) if resolved.gamma is None else resolved.gamma
+        self.settings = resolved = replace(resolved, gamma=self.gamma)
         space = getattr(envs, "single_action_space", envs.action_space)
         self.world_tokenizer = token_space(space).tokenizer
         torch.manual_seed(resolved.seed)
@@ -132,11 +131,17 @@ class PPOAgent(ABC):
 
     @abstractmethod
     def credit(
-        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray, next_values: np.ndarray, ends: np.ndarray
+        self,
+        rewards: np.ndarray,
+        values: np.ndarray,
+        mask: np.ndarray,
+        next_values: np.ndarray,
+        episode_ends: np.ndarray,
+        gamma: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Advantages and returns of units.
 
-        ``rewards``, ``next_values`` and ``ends`` are arrays (T, N); ``values``, ``mask`` and the results (T, N, U).
+        ``values``, ``mask`` and the results are arrays (T, N, U), all others (T, N); see :mod:`trainers.credit`.
         """
 
     @abstractmethod
@@ -173,7 +178,7 @@ class PPOAgent(ABC):
     def _prompt(self, observation: np.ndarray) -> Tokens:
         """The ids before the padding, in their frame."""
         padding = np.flatnonzero(observation == self.world_tokenizer.pad_id)
-        return self.tokenizer.prompt(observation[: padding[0]] if len(padding) else observation)
+        return self.tokenizer.prompt(observation[: padding[0] if len(padding) else None].tolist())
 
     def _candidates(self, phrases: tuple[str, ...]) -> tuple[Tokens, ...]:
         return _encode_phrases(self.tokenizer, tuple(phrases), self.settings.end_token)
@@ -200,9 +205,8 @@ class PPOAgent(ABC):
         self._assessments.clear()
         self._anneal()
         metrics = Metrics()
-        size, advantages = len(batch.decisions), batch.advantages
-        if self.settings.advantage_std_floor is not None:
-            advantages = ppo.normalise_advantages(advantages, batch.mask, self.settings.advantage_std_floor)
+        size = len(batch.decisions)
+        advantages = ppo.normalise_advantages(batch.advantages, batch.mask, self.settings.advantage_std_floor)
         planned = self.settings.epochs * self.settings.minibatches
         steps_taken, stopped = 0, False
         for step in range(planned):
@@ -274,7 +278,7 @@ class PPOAgent(ABC):
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._critic, settings.max_grad_norm)
         self._critic_optimizer.step()
-        metrics.add(value_loss=float(loss), critic_grad_norm=float(norm))
+        metrics.add(value_loss=loss.item(), critic_grad_norm=float(norm))
 
     def _check_first_ratio(self, log_probs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> None:
         """Before the first step the policy is the one that acted; in full precision that must show."""
@@ -301,7 +305,12 @@ class PPOAgent(ABC):
             values[t, i, : len(nodes)] = memories[t][i].assessment.values[nodes]
             log_probs[t, i, : len(nodes)] = unit_log_probs
         advantages, returns = self.credit(
-            rollout.rewards, values, mask, self._next_values(rollout, memories), rollout.episode_ends
+            rollout.rewards,
+            values,
+            mask,
+            self._next_values(rollout, memories),
+            rollout.episode_ends,
+            self.gamma ** (rollout.durations if self.settings.discount_by_time else np.ones_like(rollout.durations)),
         )
         device = self.language_model.device
         where = np.argwhere(rollout.valid)
@@ -400,11 +409,10 @@ class Metrics:
 
 
 def world_discount(envs: Any) -> float:
-    """The discount of the worlds; 1 where they name none."""
-    if isinstance(envs, gym.vector.VectorEnv):
-        found = envs.get_attr("discount")
-        return float(found[0])
-    return float(envs.get_wrapper_attr("discount"))
+    """The discount of the worlds."""
+    if isinstance(envs, gym.Env):
+        return float(envs.get_wrapper_attr("discount"))
+    return float(envs.get_attr("discount")[0])
 
 
 def _check_tokenizers(world: Any, language_model: LanguageModel) -> None:

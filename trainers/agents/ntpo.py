@@ -10,5 +10,4 @@ class NTPO(TokenLevelAgent):
 
     @property
     def gamma_token(self) -> float:
-        assert self.settings.gamma is not None
-        return self.settings.gamma
+        return self.gamma

@@ -20,7 +20,10 @@ class Settings:
 
     # --- credit
     gamma: float | None = None
-    """Discount of one decision; by default the world's own."""
+    """Discount of one unit of time; by default the world's own."""
+    discount_by_time: bool = True
+    """A macro-action of k primitive steps is discounted by gamma to the k, so that what is learnt is what is published;
+    False discounts every decision alike (the paper's code)."""
     gae_lambda: float = 0.95
     """λ of generalised advantage estimation between actions."""
     truncation_is_termination: bool = False
@@ -133,7 +136,7 @@ EMBEDDED: dict[str, Any] = {
     "actor_lr": 3e-4,
     "critic_lr": 1e-3,
     "epochs": 4,
-    "minibatches": 1,
+    "minibatches": 4,
     "entropy_coefficient": 0.01,
     "lora_targets": ("all-linear",),
     "critic_hidden": (256, 256),

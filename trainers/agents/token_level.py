@@ -26,15 +26,21 @@ class TokenLevelAgent(PPOAgent):
         """γ_w: the discount from one token to the next inside an action."""
 
     def credit(
-        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray, next_values: np.ndarray, ends: np.ndarray
+        self,
+        rewards: np.ndarray,
+        values: np.ndarray,
+        mask: np.ndarray,
+        next_values: np.ndarray,
+        episode_ends: np.ndarray,
+        gamma: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         return token_gae(
             rewards,
             values,
             mask,
             next_values,
-            ends,
-            gamma=self.settings.gamma,
+            episode_ends,
+            gamma=gamma,
             gae_lambda=self.settings.gae_lambda,
             gamma_token=self.gamma_token,
             gae_lambda_token=self.settings.gae_lambda_token,

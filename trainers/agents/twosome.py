@@ -19,15 +19,16 @@ class TWOSOME(PPOAgent):
     settings_type: ClassVar[type[Settings]] = TwosomeSettings
 
     def credit(
-        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray, next_values: np.ndarray, ends: np.ndarray
+        self,
+        rewards: np.ndarray,
+        values: np.ndarray,
+        mask: np.ndarray,
+        next_values: np.ndarray,
+        episode_ends: np.ndarray,
+        gamma: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         advantages, returns = action_gae(
-            rewards,
-            values[..., 0],
-            next_values,
-            ends,
-            gamma=self.settings.gamma,
-            gae_lambda=self.settings.gae_lambda,
+            rewards, values[..., 0], next_values, episode_ends, gamma=gamma, gae_lambda=self.settings.gae_lambda
         )
         return advantages[..., None], returns[..., None]
 

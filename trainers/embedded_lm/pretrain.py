@@ -124,8 +124,8 @@ def main() -> None:
     with Progress() as progress:
         task = progress.add_task("pre-training", total=arguments.steps)
         for _ in range(arguments.steps):
-            drawn, times = np.unique(rng.choice(len(questions), arguments.batch, p=share), return_counts=True)
-            loss, action_nll = expected_loss(model, [questions[i] for i in drawn], times, tokenizer.pad_id)
+            drawn, repeats = np.unique(rng.choice(len(questions), arguments.batch, p=share), return_counts=True)
+            loss, action_nll = expected_loss(model, [questions[i] for i in drawn], repeats, tokenizer.pad_id)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,0 +1,142 @@
+"""``python -m lang_envs``: a person lists the worlds and plays one."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from lang_envs import WORLDS, LanguageEnv
+from lang_envs.__main__ import main, play
+
+TOMATO = "Overcooked-tomato-salad-v0"
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[str | type[BaseException]]], None]:
+    """Let a person type these lines; an exception is what a key like Ctrl-C does, and after the last comes EOF."""
+
+    def set_answers(lines: Iterable[str | type[BaseException]]) -> None:
+        left = iter(lines)
+
+        def read(prompt: str = "") -> str:
+            line = next(left, EOFError)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr("builtins.input", read)
+
+    return set_answers
+
+
+def test_list_shows_every_world_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == list(WORLDS)
+    assert header.split()[:2] == ["id", "phrases"]
+    at = header.index("summary")
+    for row, (name, world) in zip(rows, WORLDS.items(), strict=True):
+        assert row[at:] == world.summary
+        assert row.startswith(f"{name} ")
+    assert f"{TOMATO}  " in rows[0]
+    assert rows[0].split()[1:3] == ["5", "0.9205"]
+
+
+def test_best_plan_by_number_and_by_phrase_succeeds_with_the_best_return(capsys, answer) -> None:
+    answer(["1", "go to the cutting board", " 5 ", "get the tomato", "2", "4"])
+    assert main(["play", TOMATO, "--seed", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "  1  get the tomato\n  2  get the bowl\n" in shown
+    return_after_chopping = -0.001 * sum(0.99**k for k in range(9)) + 0.99**9 * 0.199
+    assert f"Reward +0.1930   primitive steps 3, in all 10   return {return_after_chopping:.4f}" in shown
+    assert "Success. 28 primitive steps; return 0.9205 (discounted by 0.99 a step), at best 0.9205." in shown
+
+
+def test_picture_and_text_are_shown_and_the_picture_can_be_left_out(capsys, answer) -> None:
+    text = "Make a tomato salad. You stand at a counter."
+    for arguments, pictured in (([], True), (["--render", "none"], False), (["--render", "ansi"], True)):
+        answer(["q"])
+        assert main(["play", TOMATO, *arguments]) == 0
+        shown = capsys.readouterr().out
+        assert ("cutting board  D delivery counter" in shown) == pictured
+        assert text in shown
+
+
+def test_unsuccessful_episode_says_so(capsys, answer) -> None:
+    answer(["5"] * 200)
+    main(["play", f"lang_envs:{TOMATO}", "--render", "none"])
+    shown = capsys.readouterr().out
+    assert "No success: the time is over. 200 primitive steps; return -0.0866" in shown
+
+
+@pytest.mark.parametrize("wrong", ["0", "6", "-1", "99", "get the tomto", "", "1.5", "\u00b2"])
+def test_wrong_answers_cost_nothing_and_are_asked_again(capsys, answer, wrong: str) -> None:
+    answer([wrong, "q"])
+    main(["play", TOMATO, "--render", "none"])
+    shown = capsys.readouterr().out
+    assert "Answer with a number from 1 to 5, a phrase, or q." in shown
+    assert "You left after 0 primitive steps" in shown
+    assert ("Did you mean 'get the tomato'?" in shown) == (wrong == "get the tomto")
+
+
+@pytest.mark.parametrize("farewell", ["q", EOFError, KeyboardInterrupt])
+def test_leaving_is_polite_however_it_is_done(capsys, answer, farewell) -> None:
+    answer(["1", farewell])
+    assert main(["play", TOMATO]) == 0
+    assert capsys.readouterr().out.endswith("You left after 2 primitive steps with a return of -0.0020. Goodbye.\n")
+
+
+def test_numbers_count_what_is_available_now(capsys, answer, door: LanguageEnv) -> None:
+    answer(["walk through the door", "1", "2"])
+    play(door)
+    shown = capsys.readouterr().out
+    assert "'walk through the door' can't be done here" in shown
+    assert "  1  close the door\n  2  walk through the door\n" in shown
+    assert "Success. 2 primitive steps; return 0.5000 (discounted by 0.5 a step), at best 0.5000." in shown
+
+
+def test_world_of_free_text_takes_lines_up_to_an_empty_one(capsys, answer, diary: LanguageEnv) -> None:
+    answer(["", "Monday:", "q is a letter", "", "the end", ""])
+    play(diary, seed=1)
+    shown = capsys.readouterr().out
+    assert "Monday:\nq is a letter " in shown
+    assert "Success. 2 primitive steps; return 2.0000 (discounted by 1.0 a step).\n" in shown
+
+
+def test_unknown_id_names_the_nearest_and_the_known_ones() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "lang_envs", "play", "overcooked-tomato-salat"], capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert "there is no world 'overcooked-tomato-salat'; did you mean Overcooked-tomato-salad-v0?" in ended.stderr
+    assert all(name in ended.stderr for name in WORLDS)
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["dance"],
+        ["play"],
+        ["play", "xyz"],
+        ["play", TOMATO, "--seed", "x"],
+        ["play", TOMATO, "--seed", "-1"],
+        ["play", TOMATO, "--render", "oil"],
+    ],
+)
+def test_wrong_command_lines_end_with_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: python -m lang_envs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["play", "--help"]])
+def test_help_explains_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    assert "usage: python -m lang_envs" in capsys.readouterr().out
