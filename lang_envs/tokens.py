@@ -143,7 +143,7 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
             max_observation_tokens=max_observation_tokens,
             max_action_tokens=max_action_tokens,
         )
-        gym.Wrapper.__init__(self, env)  # type: ignore[misc]
+        gym.Wrapper.__init__(self, env)
         world = env.unwrapped
         if not isinstance(world, LanguageEnv):
             raise ValueError(f"TokenEnv wraps a LanguageEnv, not {type(world).__name__}")

@@ -45,10 +45,8 @@ def check_agent(agent: Any, env: gym.Env, *, steps: int = 8) -> None:
     for decision in decisions:
         _check_decision(decision, info, space.tokenizer, space.max_length)
 
-    def greedy() -> list[str]:
-        return [decision.text for decision in agent.act(batch, [info, info], greedy=True)]
-
-    assert greedy() == greedy(), "greedy decisions on the same observation differ"
+    def said() -> list[str]:
+        return [decision.text for decision in agent.act(batch, [info, info])]
 
     envs = SyncVectorEnv([lambda: env, lambda: _twin(env)], autoreset_mode=AutoresetMode.SAME_STEP)
     rollout = collect(agent, envs, begin(envs, seed=1), steps, discount=1.0)
@@ -60,12 +58,11 @@ def check_agent(agent: Any, env: gym.Env, *, steps: int = 8) -> None:
         assert isinstance(name, str), f"names of metrics are strings, not {name!r}"
         assert isinstance(value, int | float), f"the metric {name} is a {type(value).__name__}, not a number"
         assert math.isfinite(value), f"the metric {name} is {value}"
-    learnt = greedy()
     with tempfile.TemporaryDirectory() as folder:
         agent.save(Path(folder) / "agent")
-        assert greedy() == learnt, "saving changed what the agent does"
+        before_loading = said(), said()
         agent.load(Path(folder) / "agent")
-    assert greedy() == learnt, "after saving and loading the agent decides otherwise"
+        assert (said(), said()) == before_loading, "after loading what it saved the agent decides otherwise"
 
 
 def _twin(env: gym.Env) -> gym.Env:

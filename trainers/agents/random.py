@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class RandomAgent:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "random.json").write_text(json.dumps(self.random.bit_generator.state))
 
     def load(self, folder: Path) -> None:
-        """There is nothing to go on from."""
+        self.random.bit_generator.state = json.loads((folder / "random.json").read_text())

@@ -1,0 +1,218 @@
+"""Packed against naive scoring and updating: ``python -m benchmarks.throughput.scoring``.
+
+The same model, the same decisions, the same numbers (compared first). Naive is what the paper's code does: every
+candidate is a row of its own with the whole prompt, logits are made everywhere, the critic's forward is repeated in
+every epoch, and equal observations are computed again. Timed are a rollout's scoring and one epoch of updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+import trainers
+from trainers import Decision, Rollout, ppo
+from trainers.agents.common import Batch, Memory, Metrics, PPOAgent
+from trainers.prefix_tree import Question
+from trainers.rollout import begin, collect
+
+WORLD = "Overcooked-tomato-lettuce-salad-v0"
+
+
+def questions_of_random_play(
+    agent: PPOAgent, envs: Any, steps: int, prompt: int, distinct: bool
+) -> list[list[Question]]:
+    """T rows of N questions as a random policy meets them, prompts brought to one length; or all of them different."""
+    rollout = collect(trainers.make("random", envs), envs, begin(envs, seed=0), steps, discount=1.0)
+    rows = []
+    for t, infos in enumerate(rollout.infos):
+        asked = agent._questions(rollout.observations[t], infos, greedy=False)
+        rows.append([((ids * prompt)[-prompt:], tree) for ids, tree in asked])
+    if distinct:
+        rng = np.random.default_rng(0)
+        rows = [[(tuple(rng.permutation(ids).tolist()), tree) for ids, tree in row] for row in rows]
+    return rows
+
+
+def naive_log_probs(agent: PPOAgent, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> torch.Tensor:
+    """Token log-probabilities of (prompt, action) rows, padded at the right: (rows, longest action)."""
+    ids, mask, taken = _pad(agent, rows)
+    log_probs = agent.language_model.model(input_ids=ids, attention_mask=mask).logits.float().log_softmax(-1)
+    columns, tokens, real = taken
+    chosen = log_probs[torch.arange(len(rows))[:, None], columns, tokens]
+    return torch.where(real, chosen, 0.0)
+
+
+@torch.no_grad()
+def naive_values(agent: PPOAgent, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> torch.Tensor:
+    """The frozen base model once more, then the critic, at every token of each row's action."""
+    ids, mask, (columns, _, _) = _pad(agent, rows)
+    with agent.language_model.model.disable_adapter():
+        decoder = agent.language_model.model.get_base_model().get_decoder()
+        hidden = decoder(input_ids=ids, attention_mask=mask).last_hidden_state
+    return hidden[torch.arange(len(rows))[:, None], columns].float()
+
+
+def _pad(agent: PPOAgent, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[Any, Any, Any]:
+    device = agent.language_model.device
+    width = max(len(prompt) + len(action) for prompt, action in rows)
+    longest = max(len(action) for _, action in rows)
+    ids = torch.tensor([[*p, *a, *[0] * (width - len(p) - len(a))] for p, a in rows], device=device)
+    mask = torch.tensor([[1] * (len(p) + len(a)) + [0] * (width - len(p) - len(a)) for p, a in rows], device=device)
+    columns = torch.tensor([[min(len(p) - 1 + j, width - 1) for j in range(longest)] for p, _ in rows], device=device)
+    tokens = torch.tensor([[*a, *[0] * (longest - len(a))] for _, a in rows], device=device)
+    real = torch.tensor([[j < len(a) for j in range(longest)] for _, a in rows], device=device)
+    return ids, mask, (columns, tokens, real)
+
+
+def naive_rollout(agent: PPOAgent, asked: list[list[Question]]) -> list[torch.Tensor]:
+    found = []
+    with torch.no_grad():
+        for row in asked:
+            every = [(prompt, candidate) for prompt, tree in row for candidate in tree.candidates]
+            found.append(naive_log_probs(agent, every))
+            agent.policy.critic(naive_values(agent, [(prompt, tree.candidates[0]) for prompt, tree in row]))
+    return found
+
+
+def packed_rollout(agent: PPOAgent, asked: list[list[Question]]) -> list[Any]:
+    agent._assessments.clear()
+    return [agent._assess(row) for row in asked]
+
+
+def naive_epoch(agent: PPOAgent, batch: Batch) -> torch.Tensor:
+    """One epoch over the batch; returns the last minibatch's loss."""
+    settings = agent.settings
+    whole_actions = isinstance(agent, trainers.agents.agent_class("twosome"))
+    for rows in np.array_split(np.arange(len(batch.decisions)), settings.minibatches):
+        memories = [batch.decisions[row] for row in rows]
+        taken = [(memory.question[0], memory.question[1].candidates[memory.choice]) for memory in memories]
+        if whole_actions:
+            every = [(memory.question[0], c) for memory in memories for c in memory.question[1].candidates]
+            lengths = torch.tensor([float(len(c) - 1) for _, c in every], device=agent.language_model.device)
+            scores = (naive_log_probs(agent, every).sum(-1) / lengths).view(len(rows), -1).log_softmax(-1)
+            log_probs = scores[torch.arange(len(rows)), [memory.choice for memory in memories]][:, None]
+        else:
+            log_probs = naive_log_probs(agent, taken)
+        mask, width = batch.mask[rows], batch.mask.shape[1]
+        log_probs = torch.nn.functional.pad(log_probs, (0, width - log_probs.shape[1]))
+        loss = (
+            ppo.clipped_policy_loss(log_probs, batch.old_log_probs[rows], batch.advantages[rows], mask, settings.clip)
+            / mask.sum()
+        )
+        agent._actor_optimizer.zero_grad()
+        loss.backward()
+        agent._actor_optimizer.step()
+        features = naive_values(agent, taken)
+        values = torch.nn.functional.pad(agent.policy.critic(features)[..., 0], (0, width))[:, :width]
+        value_loss = ppo.clipped_value_loss(values, batch.old_values[rows], batch.returns[rows], mask, settings.clip)
+        agent._critic_optimizer.zero_grad()
+        (value_loss / mask.sum()).backward()
+        agent._critic_optimizer.step()
+    return loss.detach()
+
+
+def packed_epoch(agent: PPOAgent, batch: Batch) -> float:
+    metrics = Metrics()
+    for rows in np.array_split(np.arange(len(batch.decisions)), agent.settings.minibatches):
+        agent._critic_step(batch, rows, metrics)
+        agent._actor_step(batch, batch.advantages, rows, metrics, first=False)
+    return metrics.means()["policy_loss"]
+
+
+def batch_of(agent: PPOAgent, asked: list[list[Question]]) -> Batch:
+    """A batch of decisions with random choices, rewards and no ends."""
+    rng = np.random.default_rng(1)
+    decisions = [
+        [
+            Decision("", (), Memory(q, int(rng.integers(len(q[1].candidates))), a))
+            for q, a in zip(row, seen, strict=True)
+        ]
+        for row, seen in zip(asked, packed_rollout(agent, asked), strict=True)
+    ]
+    shape = (len(asked), len(asked[0]))
+    never = np.zeros(shape, dtype=bool)
+    ends = never.copy()
+    ends[-1] = True
+    rollout = Rollout(
+        np.zeros((*shape, 1)), [[{}] * shape[1]] * shape[0], decisions, rng.normal(size=shape), np.ones(shape),
+        ends, never, ~never, np.ones((shape[1], 1), dtype=np.int64), [{}] * shape[1],
+    )  # fmt: skip
+    return agent._batch(rollout)
+
+
+def seconds(work: Callable[[], Any], repeats: int) -> float:
+    """Median time of a few runs after one that warms up."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="embedded", help="embedded, or a Hugging Face name or folder")
+    parser.add_argument("--prompt", type=int, default=50, help="tokens of every prompt")
+    parser.add_argument("--steps", type=int, default=64, help="steps of the rollout, in 4 environments")
+    parser.add_argument("--minibatches", type=int, default=2, help="of an update; the paper has 2")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    tokenizer = {} if options.model == "embedded" else {"tokenizer": options.model}
+    envs = gym.make_vec(WORLD, num_envs=4, vectorization_mode="sync", **tokenizer)
+    print(f"{options.model}, {options.steps} steps in 4 environments, 8 candidates, prompts of {options.prompt} tokens")
+    print(f"{'agent':8} {'observations':22} {'what':8} {'naive s':>9} {'packed s':>9} {'ratio':>7}")
+    for name in ("poad", "twosome"):
+        # A learning rate of next to nothing: both ways meet the same weights however often they are timed.
+        agent = trainers.make(
+            name,
+            envs,
+            model=options.model,
+            behaviour="candidates",
+            actor_lr=1e-12,
+            entropy_coefficient=0.0,
+            kl_threshold=1e9,
+            epochs=1,
+            minibatches=options.minibatches,
+        )
+        for distinct in (False, True):
+            asked = questions_of_random_play(agent, envs, options.steps, options.prompt, distinct)
+            batch = batch_of(agent, asked)
+            different = len({question for row in asked for question in row})
+            _compare_numbers(agent, asked, batch)
+            label = f"{different} of {options.steps * 4} distinct"
+            for what, naive, packed in (
+                ("rollout", partial(naive_rollout, agent, asked), partial(packed_rollout, agent, asked)),
+                ("update", partial(naive_epoch, agent, batch), partial(packed_epoch, agent, batch)),
+            ):
+                slow, fast = seconds(naive, options.repeats), seconds(packed, options.repeats)
+                print(f"{name:8} {label:22} {what:8} {slow:9.3f} {fast:9.3f} {slow / fast:6.1f}x")
+
+
+def _compare_numbers(agent: PPOAgent, asked: list[list[Question]], batch: Batch) -> None:
+    """Both ways must say the same before their speed means anything."""
+    tolerance = 1e-4 if agent.language_model.model.dtype == torch.float32 else 0.2
+    for naive, packed in zip(naive_rollout(agent, asked[:2]), packed_rollout(agent, asked[:2]), strict=True):
+        ours = np.concatenate([assessment.token_log_probs for assessment in packed])
+        gap = np.abs(naive.double().cpu().numpy() - ours).max()
+        if not gap < tolerance:
+            raise AssertionError(f"packed and naive log-probabilities differ by {gap}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""Agents: what they do, what they refuse, and what tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+
+import trainers
+from lang_envs import LanguageEnv, TokenEnv, Transition
+from trainers import Decision, check_agent
+from trainers.agents import agent_class
+from trainers.agents.common import PPOAgent
+from trainers.credit import action_gae
+from trainers.loop import evaluate, train
+from trainers.rollout import begin, collect
+
+Envs = Callable[..., gym.vector.VectorEnv]
+WORLD = "Overcooked-tomato-salad-v0"
+LEARNERS = ("poad", "ntpo", "twosome")
+
+
+def play(agent: Any, envs: gym.vector.VectorEnv, steps: int = 8) -> Any:
+    return collect(agent, envs, begin(envs, seed=0), steps, discount=0.99)
+
+
+@pytest.mark.parametrize("name", [*LEARNERS, "random"])
+def test_the_suites_agents_keep_the_contract(name: str) -> None:
+    env = gym.make(WORLD)
+    check_agent(trainers.make(name, env, seed=1), env)
+
+
+@pytest.mark.parametrize("behaviour", ["trie", "candidates", "free"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_every_behaviour_acts_and_learns(name: str, behaviour: str, make_envs: Envs) -> None:
+    envs = make_envs(2)
+    agent = trainers.make(name, envs, behaviour=behaviour, seed=1, minibatches=2, epochs=2)
+    metrics = agent.learn(play(agent, envs))
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["entropy"] > 0
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_hugging_face_models_learn_in_worlds_that_speak_their_tokens(
+    name: str, kind: str, tiny_model: Callable[[str], Path], make_envs: Envs
+) -> None:
+    folder = str(tiny_model(kind))
+    envs = make_envs(2, tokenizer=folder)
+    agent = trainers.make(name, envs, model=folder, seed=1, gradient_checkpointing=True)
+    before = [parameter.clone() for parameter in agent.language_model.trainable_parameters()]
+    agent.learn(play(agent, envs))
+    after = agent.language_model.trainable_parameters()
+    assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_4bit_model_goes_through_acting_learning_and_free_text(
+    tiny_model: Callable[[str], Path], make_envs: Envs
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    folder = str(tiny_model("llama"))
+    for behaviour in ("trie", "free"):
+        envs = make_envs(2, tokenizer=folder)
+        agent = trainers.make("poad", envs, model=folder, quantize="4bit", behaviour=behaviour, seed=1)
+        assert np.isfinite(list(agent.learn(play(agent, envs, 4)).values())).all()
+
+
+def test_a_model_object_is_taken_as_it_is(tiny_model: Callable[[str], Path], make_envs: Envs) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = str(tiny_model("llama"))
+    envs = make_envs(2, tokenizer=folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    agent = trainers.make("poad", envs, model=model, device="cpu")
+    assert agent.tokenizer == envs.single_action_space.tokenizer
+    agent.learn(play(agent, envs, 4))
+
+
+def test_worlds_with_other_tokens_are_refused_and_the_way_out_is_named(
+    tiny_model: Callable[[str], Path], make_envs: Envs
+) -> None:
+    folder = str(tiny_model("qwen2"))
+    with pytest.raises(ValueError, match=r"make the worlds with tokenizer='.*qwen2"):
+        trainers.make("poad", make_envs(1), model=folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"behavior": "trie"}, "behavior"),
+        ({"behaviour": "beam"}, "beam"),
+        ({"normalisation": "letter"}, "letter"),
+        ({"gamma": 1.5}, "gamma=1.5"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"actor_lr": -1.0}, "actor_lr"),
+        ({"gae_lambda_token": 2.0}, "gae_lambda_token"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainers.make("poad", gym.make(WORLD), **settings)
+
+
+def test_action_level_agents_have_no_lambda_for_tokens() -> None:
+    with pytest.raises(ValueError, match="TwosomeSettings has no gae_lambda_token"):
+        trainers.make("twosome", gym.make(WORLD), gae_lambda_token=0.95)
+
+
+def test_an_unknown_agent_is_told_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match=r"did you mean 'poad'\? Known are poad, ntpo"):
+        agent_class("paod")
+    with pytest.raises(ValueError, match="no module 'nowhere_at_all'"):
+        agent_class("nowhere_at_all:Agent")
+    with pytest.raises(ValueError, match="has no 'Nobody'"):
+        agent_class("trainers.agents.poad:Nobody")
+
+
+def test_before_the_first_step_every_ratio_is_one(make_envs: Envs) -> None:
+    for name in LEARNERS:
+        envs = make_envs(2)
+        agent = trainers.make(name, envs, seed=2, epochs=1, minibatches=1)
+        metrics = agent.learn(play(agent, envs))
+        assert abs(metrics["approximate_kl"]) < 1e-9
+        assert metrics["clip_fraction"] == 0
+
+
+def test_a_policy_that_is_not_the_one_that_acted_is_refused(make_envs: Envs) -> None:
+    envs = make_envs(2)
+    agent = trainers.make("poad", envs, seed=2)
+    rollout = play(agent, envs)
+    with torch.no_grad():
+        for parameter in agent.language_model.trainable_parameters():
+            parameter.add_(0.5)
+    with pytest.raises(RuntimeError, match="differ by"):
+        agent.learn(rollout)
+
+
+class OneTokenPhrases(LanguageEnv):
+    """Two phrases of one token each; the first is better."""
+
+    action_names = ("chop", "get")
+    discount = 0.9
+    text_parts = (("Make a tomato salad.", "Your hands are empty."),)
+
+    def __init__(self) -> None:
+        super().__init__(max_text_length=32)
+        self.time = 0
+
+    def _start(self, options: dict[str, Any]) -> None:
+        self.time = 0
+
+    def _advance(self, action: int | str | None) -> Transition:
+        self.time += 1
+        return Transition(float(action == 0), self.time == 5, False, {"success": action == 0})
+
+    def _narrate(self) -> str:
+        return self.text_parts[0][self.time % 2]
+
+
+def one_token_envs() -> gym.vector.VectorEnv:
+    return gym.vector.SyncVectorEnv([lambda: TokenEnv(OneTokenPhrases())] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def test_with_one_token_actions_poad_and_ntpo_are_the_same_agent() -> None:
+    found = []
+    for name in ("poad", "ntpo"):
+        envs = one_token_envs()
+        agent = trainers.make(name, envs, seed=3, end_token=False)
+        lines = train(agent, envs, 128, rollout_steps=16)
+        found.append([{key: value for key, value in line.items() if key != "timing"} for line in lines])
+    assert found[0] == found[1]
+
+
+def test_with_longer_actions_poad_and_ntpo_differ(make_envs: Envs) -> None:
+    found = []
+    for name in ("poad", "ntpo"):
+        envs = make_envs(2)
+        agent = trainers.make(name, envs, seed=3)
+        found.append([line["policy_loss"] for line in train(agent, envs, 256, rollout_steps=64)])
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_an_agent_learns_the_better_of_two_phrases(name: str) -> None:
+    envs = one_token_envs()
+    agent = trainers.make(name, envs, seed=4)
+    train(agent, envs, 2048, rollout_steps=32)
+    played = collect(agent, envs, begin(envs, seed=9), 20, discount=0.9)
+    assert np.mean([decision.text == "chop" for row in played.decisions for decision in row]) > 0.9
+
+
+def test_with_no_discount_inside_actions_the_first_tokens_advantage_is_the_actions(make_envs: Envs) -> None:
+    envs = make_envs(2)
+    agent: PPOAgent = trainers.make("poad", envs, seed=5)
+    torch.nn.init.normal_(agent.policy.critic[-1].weight)
+    rollout = play(agent, envs, 12)
+    batch = agent._batch(rollout)
+    values = np.array([[decision.memory.assessment.values[0] for decision in row] for row in rollout.decisions])
+    memories = [[decision.memory for decision in row] for row in rollout.decisions]
+    expected, _ = action_gae(
+        rollout.rewards,
+        values,
+        agent._next_values(rollout, memories),
+        rollout.episode_ends,
+        gamma=0.99**rollout.durations,
+        gae_lambda=0.95,
+    )
+    np.testing.assert_allclose(batch.advantages[:, 0].numpy(), expected.flatten(), atol=1e-5)
+
+
+def test_what_follows_a_truncation_is_the_value_of_the_final_observation(make_envs: Envs) -> None:
+    envs = make_envs(2)
+    agent: PPOAgent = trainers.make("random", envs)
+    learner: PPOAgent = trainers.make("poad", envs, seed=5)
+    torch.nn.init.normal_(learner.policy.critic[-1].weight)
+
+    class Idle:
+        """Lets the learner decide, and then waits instead, so that episodes run out of time."""
+
+        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Decision]:
+            return [Decision("chop", (), made.memory) for made in learner.act(observations, infos)]
+
+    rollout = collect(Idle(), envs, begin(envs, seed=0), 205, discount=0.99)
+    assert len(rollout.final) == 2, agent
+    memories = [[decision.memory for decision in row] for row in rollout.decisions]
+    next_values = learner._next_values(rollout, memories)
+    for (t, n), (observation, info) in rollout.final.items():
+        (assessed,) = learner._assess([learner._root_question(observation, info)])
+        assert next_values[t, n] == assessed.values[0] != 0
+    learner.settings = type(learner.settings)(**{**vars(learner.settings), "truncation_is_termination": True})
+    assert all(learner._next_values(rollout, memories)[key] == 0 for key in rollout.final)
+
+
+def test_actions_are_drawn_with_the_policys_probabilities(make_envs: Envs) -> None:
+    envs = make_envs(1)
+    agent: PPOAgent = trainers.make("poad", envs, seed=6)
+    observations, infos = envs.reset(seed=0)
+    infos = [{"available_actions": infos["available_actions"][0]}]
+    (decision,) = agent.act(observations, infos)
+    probabilities = np.exp(decision.memory.assessment.action_log_probs)
+    drawn = [agent.act(observations, infos)[0].memory.choice for _ in range(4000)]
+    np.testing.assert_allclose(np.bincount(drawn, minlength=len(probabilities)) / 4000, probabilities, atol=0.03)
+    (greedy,) = agent.act(observations, infos, greedy=True)
+    assert greedy.memory.choice == probabilities.argmax()
+
+
+def test_the_policy_stands_still_once_it_has_moved_too_far(make_envs: Envs) -> None:
+    envs = make_envs(2)
+    agent = trainers.make("poad", envs, seed=7, kl_threshold=1e-12, epochs=3, minibatches=2)
+    metrics = agent.learn(play(agent, envs))
+    assert metrics["skipped_actor_steps"] == pytest.approx(5 / 6)
+
+
+def test_learning_rates_fall_to_zero_where_asked(make_envs: Envs) -> None:
+    envs = make_envs(2)
+    agent = trainers.make("poad", envs, seed=7, anneal_decisions=32, actor_lr=1e-3)
+    assert [agent.learn(play(agent, envs))["actor_lr"] for _ in range(3)] == pytest.approx([1e-3, 5e-4, 0])
+
+
+def test_gradients_do_not_depend_on_how_many_tokens_go_through_at_once(make_envs: Envs) -> None:
+    found = []
+    for tokens in (1, 100_000):
+        envs = make_envs(2)
+        agent = trainers.make("poad", envs, seed=8, tokens_per_forward=100_000, epochs=1, minibatches=1)
+        rollout = play(agent, envs)
+        agent.policy.tokens_per_forward = tokens
+        agent.learn(rollout)
+        found.append(torch.cat([p.grad.flatten() for p in agent.language_model.trainable_parameters()]))
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-3)
+
+
+def test_saving_leaves_the_agent_as_it_was_and_plain_peft_loads_the_adapter(tmp_path: Path, make_envs: Envs) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from trainers.language_model import EMBEDDED_FOLDER
+
+    envs = make_envs(2)
+    agent = trainers.make("poad", envs, seed=8)
+    agent.learn(play(agent, envs))
+    count = len(agent.language_model.trainable_parameters())
+    agent.save(tmp_path)
+    assert len(agent.language_model.trainable_parameters()) == count
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER), tmp_path / "adapter")
+    ids = torch.tensor([[1, 50, 60, 70]])
+    torch.testing.assert_close(loaded(ids).logits, agent.language_model.model(ids).logits, atol=1e-6, rtol=1e-6)
+
+
+def test_a_folder_without_an_agent_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no saved agent"):
+        trainers.make("poad", gym.make(WORLD)).load(tmp_path)
+
+
+class ReadmeAgent:
+    """A third party's agent, as long as the README's."""
+
+    def __init__(self, envs: Any, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
+        return [Decision(str(self.random.choice(info["available_actions"]))) for info in infos]
+
+
+def test_an_agent_that_only_plays_passes_and_can_be_evaluated() -> None:
+    class FirstPhrase(ReadmeAgent):
+        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Decision]:
+            return [Decision(info["available_actions"][0]) for info in infos]
+
+    env = gym.make(WORLD)
+    check_agent(FirstPhrase(env), env)
+    played = evaluate(FirstPhrase(env), WORLD, 3)
+    assert played.returns.shape == (3,)
+    assert played.success_rate == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda made: made[:1], "made 1 decisions"),
+        (lambda made: [Decision("fly away")] * 2, "'fly away' is not one of"),
+        (lambda made: [Decision("chop", (99999,) * 3)] * 2, "token_ids"),
+        (lambda made: tuple(made), "list of decisions"),
+        (lambda made: ["chop", "chop"], "trainers.Decision"),
+    ],
+)
+def test_check_agent_finds_what_is_wrong(spoil: Callable[[Any], Any], message: str) -> None:
+    class Spoilt(ReadmeAgent):
+        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> Any:
+            return spoil([Decision("chop") for _ in infos])
+
+    env = gym.make(WORLD)
+    with pytest.raises(AssertionError, match=message):
+        check_agent(Spoilt(env), env)
+
+
+def test_check_agent_finds_an_agent_that_forgets_what_it_learnt(make_envs: Envs) -> None:
+    class Forgetful(ReadmeAgent):
+        favourite = 0
+
+        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Decision]:
+            return [Decision(info["available_actions"][self.favourite]) for info in infos]
+
+        def learn(self, rollout: Any) -> dict[str, float]:
+            self.favourite = 2
+            return {}
+
+        def save(self, folder: Path) -> None: ...
+
+        def load(self, folder: Path) -> None:
+            self.favourite = 0
+
+    env = gym.make(WORLD)
+    with pytest.raises(AssertionError, match="after loading what it saved"):
+        check_agent(Forgetful(env), env)
