@@ -77,7 +77,9 @@ def _run_cells(config: BenchmarkConfig, folder: Path) -> Path:
 
 
 def _run_in_processes(config: BenchmarkConfig, cells: list[Cell], workers: int, display: Display) -> None:
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    # Operations on the embedded model are too small to share; threads that wait for each other only slow it down.
+    embedded = config.model in (None, "embedded")
+    threads = 1 if embedded else max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
     # One process for each run: nothing of one is left for the next.
     with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool, display:

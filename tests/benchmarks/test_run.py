@@ -1,0 +1,182 @@
+"""Benchmarks from the command line: what they write, what they refuse, and going on after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.config import BenchmarkConfig
+from benchmarks.presets import preset_settings
+from benchmarks.report import _steps_to_near_optimum
+from trainers.agents.settings import Settings, TokenLevelSettings, TwosomeSettings, resolve
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("--steps", "256", "--seeds", "1", "--eval-episodes", "4", "--checkpoint-every", "1", "--rollout-steps", "16")
+
+
+def benchmark(*arguments: str, folder: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "COLUMNS": "160", "PYTHONPATH": str(folder)},
+    )
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def test_a_benchmark_leaves_table_figure_metrics_and_adapters(tmp_path: Path) -> None:
+    done = benchmark("run", "--algo", "poad,random", *SMALL, "--actor-lr", "0.0007", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = only_run(tmp_path)
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    table = json.loads((run / "table.json").read_text())
+    assert [row["algo"] for row in table["rows"]] == ["poad", "random"]
+    assert table["optimal_return"] == pytest.approx(0.920518)
+    assert "optimum" in (run / "table.md").read_text()
+    assert "steps to 90 %" in done.stdout
+    cell = run / "poad" / "seed-0"
+    settings = json.loads((cell / "agent.json").read_text())["settings"]
+    assert settings["actor_lr"] == 0.0007, "an option given changes the resolved configuration"
+    assert settings["gamma"] == 0.99, "what was left open is resolved"
+    assert len(json.loads((cell / "agent.json").read_text())["initial_adapter_sha256"]) == 64
+    assert (cell / "metrics.jsonl").exists()
+    assert list(cell.glob("events.out.tfevents.*"))
+    assert (cell / "checkpoints" / "best" / "adapter" / "adapter_model.safetensors").exists()
+    assert json.loads((run / "config.json").read_text())["steps"] == 256
+    assert "torch" in (run / "versions.txt").read_text()
+
+
+def test_a_stopped_benchmark_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+    arguments = ["run", "--algo", "random,poad", *SMALL, "--steps", "1024", "--workers", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/poad/seed-0/checkpoints/last")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=30)
+    run = only_run(tmp_path)
+    finished = (run / "random" / "seed-0" / "result.json").stat().st_mtime_ns
+    assert not (run / "table.json").exists()
+    done = benchmark("resume", str(run), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (run / "random" / "seed-0" / "result.json").stat().st_mtime_ns == finished
+    steps = [json.loads(line)["step"] for line in (run / "poad" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(64, 1025, 64))
+    assert (run / "curves.png").exists()
+
+
+PLUGIN = '''
+import numpy as np
+
+from trainers import Decision
+
+
+class Wise:
+    def __init__(self, envs, seed=0, patience=1):
+        self.plan = ["get the tomato", "go to the cutting board", "chop", "get the tomato", "get the bowl"]
+        self.line = None
+
+    def act(self, observations, infos, *, greedy=False):
+        if self.line is None or len(self.line) != len(infos):
+            self.line = [0] * len(infos)
+        chosen = []
+        for n, info in enumerate(infos):
+            if info["text"].endswith("On a counter is a raw tomato.") and "hands are empty" in info["text"]:
+                self.line[n] = 0
+            chosen.append(Decision((self.plan + ["deliver the dish"])[self.line[n] % 6]))
+            self.line[n] += 1
+        return chosen
+
+    def learn(self, rollout):
+        return {"seen": float(rollout.valid.sum())}
+
+    def save(self, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self, folder):
+        pass
+'''
+
+
+def test_a_third_partys_agent_runs_in_a_benchmark(tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").write_text(PLUGIN)
+    done = benchmark("run", "--algo", "my_module:Wise", *SMALL, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((only_run(tmp_path) / "table.json").read_text())["rows"]
+    assert row["returns"] == [pytest.approx(0.920518)]
+    assert row["success_rates"] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--algo", "paod"), "did you mean 'poad'"),
+        (("--env", "Overcooked-tomatoe-salad-v0"), "Did you mean 'Overcooked-tomato-salad-v0'"),
+        (("--steps", "0"), "steps=0 must be at least 1"),
+        (("--first-seed", "-1"), "first_seed=-1"),
+        (("--behaviour", "beam"), "behaviour='beam'"),
+        (("--algo", "twosome", "--gae-lambda-token", "0.9"), "TwosomeSettings has no gae_lambda_token"),
+        (("--algo", "random", "--model", "embedded"), "random"),
+    ],
+)
+def test_what_cannot_be_run_is_named_without_a_traceback(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    done = benchmark("run", *arguments, folder=tmp_path)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    done = benchmark("resume", str(tmp_path), folder=tmp_path)
+    assert done.returncode != 0
+    assert "is no benchmark's folder" in done.stderr
+
+
+def test_a_configuration_comes_back_from_its_file(tmp_path: Path) -> None:
+    from benchmarks.config import AgentOverrides
+
+    config = BenchmarkConfig(
+        algo="poad,ntpo", seeds=5, agent=AgentOverrides(actor_lr=0.1, lora_targets=("q_proj",)), runs_dir=tmp_path
+    )
+    config.save(tmp_path / "config.json")
+    assert BenchmarkConfig.load(tmp_path / "config.json") == config
+
+
+@pytest.mark.parametrize("algo", ["poad", "ntpo", "twosome"])
+@pytest.mark.parametrize("world", ["Overcooked-tomato-salad-v0", "VirtualHome-entertainment-v0"])
+def test_the_papers_presets_are_settings_of_our_agents(algo: str, world: str) -> None:
+    settings_type: type[Settings] = TwosomeSettings if algo == "twosome" else TokenLevelSettings
+    settings = resolve(settings_type, "some/7b-model", preset_settings("paper", world, algo))
+    assert settings.behaviour == "candidates"
+    assert settings.epochs == (1 if algo == "twosome" else 5)
+    assert settings.gamma == (0.99 if world.startswith("Overcooked") else 0.95)
+
+
+def test_the_paper_has_no_preset_for_what_it_did_not_run() -> None:
+    with pytest.raises(ValueError, match="no hyper-parameters for twosome on DataSciCoding"):
+        preset_settings("paper", "DataSciCoding-airlines-v0", "twosome")
+
+
+def test_steps_to_near_optimum_is_the_first_step_at_nine_tenths() -> None:
+    lines = [{"step": 10}, {"step": 20, "recent_return": 0.5}, {"step": 30, "recent_return": 0.91}]
+    assert _steps_to_near_optimum(lines, 1.0) == 30
+    assert _steps_to_near_optimum(lines, 2.0) is None
+    assert _steps_to_near_optimum(lines, None) is None

@@ -1,0 +1,67 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+import trainers
+from lang_envs import WORLDS
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def block(containing: str) -> str:
+    (found,) = [text for text in BLOCKS if containing in text]
+    return found
+
+
+def test_the_world_is_played_as_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block('interface="text"'), {})
+    shown = capsys.readouterr().out
+    assert "Make a tomato salad. You stand at a counter." in shown
+    assert "('get the tomato', 'get the bowl'" in shown
+
+
+def test_the_readmes_agent_passes_the_check_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_module.py").write_text(block("class Favourites"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = gym.make("Overcooked-tomato-salad-v0")
+    agent = trainers.make("my_module:Favourites", env)
+    trainers.check_agent(agent, env)
+    assert agent.scores
+    sys.modules.pop("my_module")
+
+
+def test_training_goes_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = block("trainers.train(agent")
+    assert "total_steps=10_000" in code
+    exec(code.replace("10_000", "256").replace("episodes=100", "episodes=2"), {})
+    float(capsys.readouterr().out)
+    assert (tmp_path / "runs" / "mine" / "checkpoints" / "best" / "adapter" / "adapter_config.json").exists()
+
+
+def test_the_table_of_worlds_is_complete() -> None:
+    listed = set(re.findall(r"^\| `([A-Za-z]+-[a-z-]+-v\d+)`", README, flags=re.MULTILINE))
+    assert listed == set(WORLDS)
+
+
+def test_every_make_target_that_is_shown_exists() -> None:
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    assert set(re.findall(r"make ([a-z]+)(?=[ `\n])", README)) <= targets | {"it", "an"}
+
+
+def test_pictures_that_are_shown_exist() -> None:
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
+    assert pictures
+    for picture in pictures:
+        assert (Path(__file__).parents[1] / picture).read_bytes().startswith(b"\x89PNG")
