@@ -10,7 +10,7 @@ ifneq ($(origin ENV),command line)
 override ENV :=
 endif
 
-OPTIONS := $(if $(ALGO),--algo $(ALGO)) $(if $(ENV),--env $(ENV)) $(if $(MODEL),--model $(MODEL)) \
+OPTIONS := $(if $(ALGO),--algo '$(ALGO)') $(if $(ENV),--env $(ENV)) $(if $(MODEL),--model $(MODEL)) \
 	$(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(DEVICE),--device $(DEVICE)) \
 	$(if $(QUANTIZE),--quantize $(QUANTIZE)) $(ARGS)
 
@@ -22,7 +22,7 @@ help:
 	@echo "    ALGO=poad,ntpo,twosome   agents: poad ntpo twosome random, or package.module:Class (default poad)"
 	@echo "    ENV=id                   world: $(BIN)/python -m lang_envs list (default Overcooked-tomato-salad-v0)"
 	@echo "    MODEL=name               embedded (default), a Hugging Face name, or a folder"
-	@echo "    SEEDS=3  STEPS=10240     how many runs of each agent, and how long each"
+	@echo "    SEEDS=3  STEPS=16384     how many runs of each agent, and how long each"
 	@echo "    DEVICE=cpu  QUANTIZE=4bit"
 	@echo "    ARGS='--actor-lr 1e-4'   anything else: $(BIN)/python -m benchmarks run --help"
 	@echo "    RESUME=runs/...          go on with a run that was stopped"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 import lang_envs  # noqa: F401 — registers the ids in a fresh process
 import trainers
-from benchmarks.config import BenchmarkConfig
+from benchmarks.config import BenchmarkConfig, parse_variant
 from trainers.checkpoint import LAST, write_atomically
 from trainers.loop import CHECKPOINTS_FOLDER
 
@@ -32,7 +33,7 @@ class Cell:
 
     @property
     def path(self) -> Path:
-        return self.folder / self.algo.replace(":", ".") / f"seed-{self.seed}"
+        return self.folder / re.sub(r"[^\w.=,-]+", ".", self.algo).strip(".") / f"seed-{self.seed}"
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -59,7 +60,7 @@ def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
         shutil.rmtree(cell.path, ignore_errors=True)
         cell.path.mkdir(parents=True)
     envs = make_envs(config)
-    agent = trainers.make(cell.algo, envs, **config.agent_options(cell.algo, cell.seed))
+    agent = trainers.make(parse_variant(cell.algo)[0], envs, **config.agent_options(cell.algo, cell.seed))
     if not resume:
         write_atomically(cell.path / "agent.json", json.dumps(_describe(agent, cell), indent=2, default=str) + "\n")
     trainers.train(

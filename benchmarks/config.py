@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +18,7 @@ import tyro
 from benchmarks.presets import preset_settings
 from lang_envs import WORLDS
 from trainers.agents import AGENTS, agent_class
-from trainers.agents.settings import Settings, TokenLevelSettings
+from trainers.agents.settings import Settings, TokenLevelSettings, resolve
 
 
 def _overrides_type() -> type[Any]:
@@ -54,7 +56,8 @@ class BenchmarkConfig:
     """Compare agents in one world."""
 
     algo: str = "poad"
-    """Agents, separated by commas: poad, ntpo, twosome, random, or package.module:Class."""
+    """Agents, separated by commas: poad, ntpo, twosome, random, or package.module:Class; settings of one of them alone
+    stand behind it in brackets: poad,poad[behaviour=candidates]."""
     env: str = "Overcooked-tomato-salad-v0"
     """Id of the world (python -m lang_envs list)."""
     model: str | None = None
@@ -63,7 +66,7 @@ class BenchmarkConfig:
     """How many runs of each agent, each with a seed of its own."""
     first_seed: int = 0
     """The first of these seeds; the others follow it."""
-    steps: int = 10_240
+    steps: int = 16_384
     """Decisions of each run, over all its environments."""
     num_envs: int = 4
     """Environments of each run."""
@@ -94,8 +97,14 @@ class BenchmarkConfig:
         """
         if self.env not in gym.registry:
             raise ValueError(unknown("world", self.env, WORLDS))
-        for name in self.algos:
+        for algo in self.algos:
+            name, _ = parse_variant(algo)
             agent_class(name)
+            if settings := getattr(agent_class(name), "settings_type", None):
+                options = self.agent_options(algo, self.first_seed)
+                resolve(settings, options.pop("model", "embedded"), options)
+            elif name in AGENTS and (given := self.agent_options(algo, 0).keys() - {"seed"}):
+                raise ValueError(f"the agent {name!r} has no {', '.join(sorted(given))}")
         for name in ("seeds", "steps", "num_envs", "rollout_steps", "eval_episodes", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -104,17 +113,18 @@ class BenchmarkConfig:
 
     @property
     def algos(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.algo.split(",") if name.strip())
+        """Agents with their own settings, as they were given; commas in brackets separate nothing."""
+        return tuple(found.strip() for found in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", self.algo))
 
     def agent_options(self, algo: str, seed: int) -> dict[str, Any]:
-        """What the agent's class is called with: the preset, then what was given, then the seed."""
-        learns = algo in AGENTS and algo != "random"
-        given = {name: value for name, value in dataclasses.asdict(self.agent).items() if value is not None}
-        given |= {name: getattr(self, name) for name in ("model", "device") if getattr(self, name) is not None}
-        if not learns and algo in AGENTS:
-            return {"seed": seed}
-        preset = preset_settings(self.preset, self.env, algo) if learns else {}
-        return preset | given | {"seed": seed}
+        """What an agent's class is called with: the preset, what was given for all, what was given for it, the seed."""
+        name, own = parse_variant(algo)
+        if name == "random":
+            return own | {"seed": seed}
+        given = {option: value for option, value in dataclasses.asdict(self.agent).items() if value is not None}
+        given |= {option: getattr(self, option) for option in ("model", "device") if getattr(self, option) is not None}
+        preset = preset_settings(self.preset, self.env, name) if name in AGENTS else {}
+        return preset | given | own | {"seed": seed}
 
     @property
     def env_options(self) -> dict[str, Any]:
@@ -131,6 +141,27 @@ class BenchmarkConfig:
         saved = json.loads(path.read_text())
         lists = {name: tuple(value) for name, value in saved["agent"].items() if isinstance(value, list)}
         return cls(**saved | {"runs_dir": Path(saved["runs_dir"]), "agent": AgentOverrides(**saved["agent"] | lists)})
+
+
+def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:
+    """An agent's name, and the settings in brackets behind it.
+
+    Raises
+    ------
+    ValueError
+        If what stands in brackets is not of the form name=value,name=value.
+    """
+    name, _, inside = algo.partition("[")
+    own: dict[str, Any] = {}
+    for pair in filter(None, inside.rstrip("]").split(",")):
+        option, separator, value = pair.partition("=")
+        if not separator:
+            raise ValueError(f"in {algo!r}, {pair!r} is not of the form name=value")
+        try:
+            own[option.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            own[option.strip()] = value.strip()  # a word, such as behaviour=candidates
+    return name.strip(), own
 
 
 def unknown(kind: str, name: str, known: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import matplotlib
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -101,11 +102,12 @@ def write_tables(summary: Summary, folder: Path, console: Console) -> None:
     if summary.optimal_return is not None:
         body.append(["optimum", "", f"{summary.optimal_return:.4f}", "", "100 %", "", "", ""])
     title = f"{summary.env}: {summary.steps:,} decisions a seed, then {summary.eval_episodes} episodes each"
-    table = Table(title=title, title_justify="left")
-    for name in header:
-        table.add_column(name, justify="left" if name == "agent" else "right")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = [index for index, name in enumerate(header) if name not in ("min … max", "greedy")]  # as fits 80 columns
+    for index in shown:
+        table.add_column(header[index], justify="right" if index else "left", no_wrap=True)
     for cells in body:
-        table.add_row(*cells)
+        table.add_row(*(cells[index] for index in shown))
     console.print(table)
     lines = [title, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(cells) + " |" for cells in body]

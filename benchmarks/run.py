@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.cell import Cell, run_cell
-from benchmarks.config import BenchmarkConfig
+from benchmarks.config import BenchmarkConfig, parse_variant
 from benchmarks.display import Display
 from benchmarks.report import draw_curves, summarise, write_tables
 
@@ -29,7 +29,7 @@ def run(config: BenchmarkConfig) -> Path:
     """Run a benchmark from its beginning; returns its folder."""
     config.check()
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    names = "+".join(name.rpartition(":")[2] for name in config.algos)
+    names = "+".join(dict.fromkeys(parse_variant(algo)[0].rpartition(":")[2] for algo in config.algos))
     folder = config.runs_dir / f"{config.env}-{names}-{stamp}"
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)

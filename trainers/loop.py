@@ -163,8 +163,11 @@ def evaluate(
     """Play whole episodes of a world with an agent that does not learn.
 
     Every environment plays the same number of episodes, so that short ones are not counted more often than long ones;
-    where ``episodes`` does not divide, the surplus is dropped. ``make_options`` go to ``gym.make_vec``.
+    where ``episodes`` does not divide, the surplus is dropped. ``make_options`` go to ``gym.make_vec``; the world
+    speaks the agent's tokenizer where it has one.
     """
+    if tokenizer := getattr(agent, "tokenizer", None):
+        make_options.setdefault("tokenizer", tokenizer)
     num_envs = min(num_envs, episodes)
     options = {"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}}
     envs = gym.make_vec(env_id, num_envs=num_envs, **{**options, **make_options})

@@ -62,7 +62,10 @@ def test_a_benchmark_leaves_table_figure_metrics_and_adapters(tmp_path: Path) ->
 def test_a_stopped_benchmark_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     arguments = ["run", "--algo", "random,poad", *SMALL, "--steps", "1024", "--workers", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("runs/*/poad/seed-0/checkpoints/last")) and time.monotonic() < deadline:
@@ -80,7 +83,7 @@ def test_a_stopped_benchmark_goes_on_and_repeats_nothing(tmp_path: Path) -> None
     assert (run / "curves.png").exists()
 
 
-PLUGIN = '''
+PLUGIN = """
 import numpy as np
 
 from trainers import Decision
@@ -110,7 +113,7 @@ class Wise:
 
     def load(self, folder):
         pass
-'''
+"""
 
 
 def test_a_third_partys_agent_runs_in_a_benchmark(tmp_path: Path) -> None:

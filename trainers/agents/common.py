@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,9 @@ from trainers.rollout import token_space
 
 ADAPTER_FOLDER = "adapter"
 _RATIO_TOLERANCE = 1e-2
+_ASSESSMENTS_KEPT = 1024
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,8 @@ class PPOAgent(ABC):
 
     def _assess(self, questions: Sequence[Question]) -> list[Assessment]:
         """Each distinct question is put to the model once until it learns again."""
+        if len(self._assessments) > _ASSESSMENTS_KEPT:
+            self._assessments.clear()
         new = [question for question in dict.fromkeys(questions) if question not in self._assessments]
         if new:
             self._assessments.update(zip(new, self.policy.assess(new), strict=True))
@@ -373,7 +379,7 @@ class PPOAgent(ABC):
         torch.save(state, folder / "agent.pt")
 
     def load(self, folder: Path) -> None:
-        """Go on from what :meth:`save` wrote.
+        """Go on from what :meth:`save` wrote; settings that differ from those it was saved with are warned of.
 
         Raises
         ------
@@ -390,6 +396,11 @@ class PPOAgent(ABC):
         self._actor_optimizer.load_state_dict(state["actor_optimizer"])
         self._critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._decisions_learnt = state["decisions_learnt"]
+        for name, value in asdict(self.settings).items():
+            if name in state["settings"] and state["settings"][name] != value:
+                logger.warning(
+                    "%s is %r now and was %r when %s was saved", name, value, state["settings"][name], folder
+                )
         self.random.bit_generator.state = state["random"]
         self._assessments.clear()
 

@@ -1,4 +1,4 @@
-"""How the untrained embedded model plays, beside a uniformly random policy: ``python -m trainers.embedded_lm.evaluate``."""
+"""How the untrained embedded model plays, beside a random policy: ``python -m trainers.embedded_lm.evaluate``."""
 
 from __future__ import annotations
 
