@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from benchmarks.cell import Cell
@@ -38,7 +39,7 @@ class Display:
         )
         self._tasks: dict[Cell, TaskID] = {}
         for cell in cells:
-            name = f"{cell.algo} seed {cell.seed}"
+            name = escape(f"{cell.algo} seed {cell.seed}")  # brackets are markup to rich
             self._tasks[cell] = self._progress.add_task(name, total=config.steps, start=False, numbers="waiting")
         self._last_line = time.monotonic()
 
@@ -77,7 +78,7 @@ class Display:
         due = time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES
         if due and plain and not self._console.is_terminal:
             self._last_line = time.monotonic()
-            self._console.print("\n".join(plain), highlight=False)
+            self._console.print("\n".join(plain), highlight=False, markup=False)
 
 
 def _last_metrics(path: Path) -> dict[str, Any] | None:

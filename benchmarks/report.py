@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import trainers
@@ -107,7 +108,7 @@ def write_tables(summary: Summary, folder: Path, console: Console) -> None:
     for index in shown:
         table.add_column(header[index], justify="right" if index else "left", no_wrap=True)
     for cells in body:
-        table.add_row(*(cells[index] for index in shown))
+        table.add_row(*(escape(cells[index]) for index in shown))
     console.print(table)
     lines = [title, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(cells) + " |" for cells in body]
@@ -133,7 +134,7 @@ def _format(row: Row, optimum: float | None) -> list[str]:
 
 def draw_curves(config: BenchmarkConfig, cells: list[Cell], summary: Summary, path: Path) -> Path:
     """Mean return of the last 20 training episodes over decisions: a line for each seed, a thick one for their mean."""
-    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
     for algo, colour in zip(config.algos, _COLOURS * len(config.algos), strict=False):
         curves = [_curve(cell) for cell in cells if cell.algo == algo]
         curves = [curve for curve in curves if len(curve[0])]
@@ -153,7 +154,7 @@ def draw_curves(config: BenchmarkConfig, cells: list[Cell], summary: Summary, pa
     axes.set_ylabel("discounted return (mean of last 20 episodes)")
     axes.set_title(config.env)
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path

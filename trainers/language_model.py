@@ -21,6 +21,7 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
 )
+from transformers.utils import logging as transformers_logging
 
 from lang_envs import Tokenizer, load_tokenizer
 from trainers.prefix_tree import PackedBatch, Tokens, build_tree, pack
@@ -41,10 +42,15 @@ class LanguageModel:
     ----------
     model : PeftModel
     tokenizer : Tokenizer
+    checkpointing : bool
+        Compute activations again in the backward pass instead of keeping them.
     """
 
-    def __init__(self, model: PeftModel, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: PeftModel, tokenizer: Tokenizer, *, checkpointing: bool = False) -> None:
         self.model = model
+        self.checkpointing = checkpointing
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_CHECKPOINTING)
         self.tokenizer = tokenizer
         self.device: torch.device = model.device
         self.packs = False
@@ -173,13 +179,12 @@ class LanguageModel:
     @contextmanager
     def _without_checkpointing(self) -> Iterator[None]:
         """Gradient checkpointing would turn the KV cache off."""
-        checkpointing = self.model.is_gradient_checkpointing
-        if checkpointing:
+        if self.checkpointing:
             self.model.gradient_checkpointing_disable()
         try:
             yield
         finally:
-            if checkpointing:
+            if self.checkpointing:
                 self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_CHECKPOINTING)
 
 
@@ -250,13 +255,13 @@ def load_language_model(
     adapter = LoraConfig(
         r=lora_rank, lora_alpha=lora_alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
-    adapted = get_peft_model(base, adapter)
-    if gradient_checkpointing:
-        adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_CHECKPOINTING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of names that peft still uses in transformers
+        adapted = get_peft_model(base, adapter)
     # Without dropout the two modes compute the same, but checkpointing works in training mode alone, and on a CPU
     # bitsandbytes packs 4-bit weights in evaluation mode into a form that gradients do not go through.
     adapted.train(gradient_checkpointing or quantize is not None)
-    return LanguageModel(adapted, tokens)
+    return LanguageModel(adapted, tokens, checkpointing=gradient_checkpointing)
 
 
 def resolve_device(device: str) -> torch.device:
@@ -291,6 +296,21 @@ def _load_base(name: str, device: torch.device, dtype: torch.dtype, quantize: st
         options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
     if quantize is not None:
         options["device_map"] = {"": device}
-    source = EMBEDDED_FOLDER if name == EMBEDDED else name
-    base = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+    if name == EMBEDDED:
+        with _no_progress_bar():
+            base = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, dtype=dtype, **options)
+    else:
+        base = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
     return base if quantize is not None else base.to(device)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """For what is loaded in no time."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

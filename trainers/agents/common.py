@@ -289,7 +289,7 @@ class PPOAgent(ABC):
     def _check_first_ratio(self, log_probs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> None:
         """Before the first step the policy is the one that acted; in full precision that must show."""
         if self.language_model.model.dtype == torch.float32 and self.settings.quantize is None:
-            worst = float((log_probs - old)[mask].abs().max())
+            worst = (log_probs - old)[mask].abs().max().item()
             if worst > _RATIO_TOLERANCE:
                 raise RuntimeError(f"the policy's log-probabilities differ by {worst} from those it acted with")
 
