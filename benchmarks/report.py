@@ -154,7 +154,7 @@ def draw_curves(config: BenchmarkConfig, cells: list[Cell], summary: Summary, pa
     axes.set_ylabel("discounted return (mean of last 20 episodes)")
     axes.set_title(config.env)
     axes.grid(alpha=0.25)
-    figure.legend(loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path
