@@ -97,6 +97,30 @@ def build_tree(candidates: tuple[Tokens, ...]) -> PrefixTree:
     )
 
 
+@lru_cache(maxsize=4096)
+def along(tree: PrefixTree, choices: tuple[int, ...]) -> PrefixTree:
+    """The part of a tree on which the log-probabilities of some candidates depend.
+
+    The nodes on the way of the candidates ``choices``, which are the new tree's candidates in that order, and every
+    edge that leaves these nodes: a token is chosen among its siblings, wherever they lead.
+    """
+    rows = list(choices)
+    nodes = np.unique(tree.path_nodes[rows][tree.mask[rows]])
+    edges = np.flatnonzero(np.isin(tree.edge_nodes, nodes))
+    longest = int(tree.mask[rows].sum(-1).max())
+    mask = tree.mask[rows, :longest]
+    return PrefixTree(
+        tuple(tree.candidates[row] for row in rows),
+        tree.node_tokens[nodes],
+        tree.node_depths[nodes],
+        tree.ancestors[np.ix_(nodes, nodes)],
+        np.searchsorted(nodes, tree.edge_nodes[edges]),
+        tree.edge_tokens[edges],
+        np.where(mask, np.searchsorted(edges, tree.paths[rows, :longest]), 0),
+        mask,
+    )
+
+
 Question = tuple[Tokens, PrefixTree]
 """A prompt and the tree of what may be said to it."""
 

@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded", help="embedded, or a Hugging Face name or folder")
     parser.add_argument("--prompt", type=int, default=50, help="tokens of every prompt")
     parser.add_argument("--steps", type=int, default=64, help="steps of the rollout, in 4 environments")
-    parser.add_argument("--minibatches", type=int, default=2, help="of an update; the paper has 2")
+    parser.add_argument("--minibatches", type=int, default=1, help="optimiser steps of an epoch")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -186,6 +186,7 @@ def main() -> None:
             behaviour="candidates",
             actor_lr=1e-12,
             entropy_coefficient=0.0,
+            entropy_level="token",
             kl_threshold=1e9,
             epochs=1,
             minibatches=options.minibatches,

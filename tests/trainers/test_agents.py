@@ -263,6 +263,26 @@ def test_learning_rates_fall_to_zero_where_asked(make_envs: Envs) -> None:
     assert [agent.learn(play(agent, envs))["actor_lr"] for _ in range(3)] == pytest.approx([1e-3, 5e-4, 0])
 
 
+@pytest.mark.parametrize(("name", "behaviour"), [("poad", "trie"), ("poad", "candidates"), ("twosome", "trie")])
+def test_gradients_do_not_depend_on_branches_that_were_not_taken(name: str, behaviour: str, make_envs: Envs) -> None:
+    found = []
+    for level in ("action", "token"):  # all candidates, or the taken ones alone
+        envs = make_envs(2)
+        agent = trainers.make(
+            name,
+            envs,
+            seed=8,
+            behaviour=behaviour,
+            entropy_level=level,
+            entropy_coefficient=0.0,
+            epochs=1,
+            minibatches=1,
+        )
+        agent.learn(play(agent, envs, 12))
+        found.append(torch.cat([p.grad.flatten() for p in agent.language_model.trainable_parameters()]))
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-3)
+
+
 def test_gradients_do_not_depend_on_how_many_tokens_go_through_at_once(make_envs: Envs) -> None:
     found = []
     for tokens in (1, 100_000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainers.prefix_tree import build_tree, pack, packed_length, split
+from trainers.prefix_tree import along, build_tree, pack, packed_length, split
 
 CANDIDATES = ((5, 6, 7, 2), (5, 6, 2), (5, 8, 2), (9, 2))
 
@@ -30,6 +30,20 @@ def test_shared_beginnings_are_kept_once_and_whole_candidates_not_at_all() -> No
     beginnings = {candidate[:n] for candidate in CANDIDATES for n in range(len(candidate))}
     assert len(tree.node_tokens) == len(beginnings) == 6
     assert len(tree.edge_tokens) == len({candidate[: n + 1] for candidate in CANDIDATES for n in range(len(candidate))})
+
+
+def test_what_matters_for_some_candidates_is_their_way_and_every_token_beside_it() -> None:
+    tree = build_tree(CANDIDATES)
+    part = along(tree, (3, 1))
+    assert part.candidates == ((9, 2), (5, 6, 2))
+    for row, candidate in enumerate(part.candidates):
+        assert tuple(part.edge_tokens[part.paths[row][part.mask[row]]]) == candidate
+        nodes = part.path_nodes[row, : len(candidate)]
+        assert part.node_tokens[nodes[1:]].tolist() == list(candidate[:-1])
+        for position, node in enumerate(nodes):
+            beside = {other[position] for other in CANDIDATES if other[:position] == candidate[:position]}
+            assert set(part.edge_tokens[part.edge_nodes == node]) == beside
+    assert len(part.node_tokens) == 4, "the empty beginning, (5), (5, 6), (9)"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from trainers.agent import Decision, Rollout
 from trainers.agents.settings import Settings, resolve
 from trainers.language_model import LanguageModel, load_language_model
 from trainers.policy import Assessment, LanguagePolicy, Scores
-from trainers.prefix_tree import Question, Tokens, build_tree
+from trainers.prefix_tree import Question, Tokens, along, build_tree
 from trainers.rollout import token_space
 
 ADAPTER_FOLDER = "adapter"
@@ -87,6 +87,8 @@ class PPOAgent(ABC):
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
+    level: ClassVar[str]
+    """What a unit is: ``"token"`` or ``"action"``."""
 
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
         resolved = resolve(self.settings_type, model, settings)
@@ -239,18 +241,16 @@ class PPOAgent(ABC):
     ) -> bool:
         """One step of the adapter; False, and no step, if the policy has already moved too far from the rollout's."""
         settings = self.settings
-        questions = list(dict.fromkeys(batch.decisions[row].question for row in rows))
-        members: dict[Question, list[int]] = {question: [] for question in questions}
-        for row in rows:
-            members[batch.decisions[row].question].append(int(row))
+        members = self._questions_of(batch, rows)
+        questions = list(members)
         units = batch.mask[rows].sum()
         totals = torch.zeros(4, device=batch.mask.device)
         self._actor_optimizer.zero_grad(set_to_none=True)
         for _, group in self.policy.groups(questions):
-            where = [(i, row) for i, question in enumerate(group) for row in members[question]]
-            index = torch.tensor([i for i, _ in where], device=batch.mask.device)
-            chosen = [row for _, row in where]
-            choices = torch.tensor([batch.decisions[row].choice for row in chosen], device=batch.mask.device)
+            where = [(i, row, choice) for i, question in enumerate(group) for row, choice in members[question]]
+            index = torch.tensor([i for i, _, _ in where], device=batch.mask.device)
+            chosen = [row for _, row, _ in where]
+            choices = torch.tensor([choice for _, _, choice in where], device=batch.mask.device)
             scores = self.policy.score(self.policy.pack(group), with_node_entropies=settings.entropy_level == "token")
             mask, old = batch.mask[chosen], batch.old_log_probs[chosen]
             log_probs = _to_width(self.unit_log_probs(scores, index, choices), mask.shape[1])
@@ -274,6 +274,21 @@ class PPOAgent(ABC):
         metrics.add(actor_grad_norm=float(norm))
         self._actor_optimizer.step()
         return True
+
+    def _questions_of(self, batch: Batch, rows: np.ndarray) -> dict[Question, list[tuple[int, int]]]:
+        """The distinct questions of some decisions, each with its decisions as (row, candidate taken)."""
+        members: dict[Question, list[tuple[int, int]]] = {}
+        for row in rows:
+            memory = batch.decisions[row]
+            members.setdefault(memory.question, []).append((int(row), memory.choice))
+        settings = self.settings
+        if settings.entropy_level == "action" or (self.level == "action" and settings.behaviour == "candidates"):
+            return members  # every candidate counts
+        narrowed = {}
+        for (prompt, tree), own in members.items():
+            taken = tuple(sorted({choice for _, choice in own}))
+            narrowed[prompt, along(tree, taken)] = [(row, taken.index(choice)) for row, choice in own]
+        return narrowed
 
     def _critic_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics) -> None:
         settings, mask = self.settings, batch.mask[rows]

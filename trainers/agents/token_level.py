@@ -19,6 +19,7 @@ class TokenLevelAgent(PPOAgent):
 
     settings_type: ClassVar[type[Settings]] = TokenLevelSettings
     settings: TokenLevelSettings
+    level: ClassVar[str] = "token"
 
     @property
     @abstractmethod

@@ -17,6 +17,7 @@ class TWOSOME(PPOAgent):
     """PPO whose units are actions: one ratio, one value, one advantage for each."""
 
     settings_type: ClassVar[type[Settings]] = TwosomeSettings
+    level: ClassVar[str] = "action"
 
     def credit(
         self,
