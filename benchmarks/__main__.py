@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks.config import BenchmarkConfig
-from benchmarks.run import resume, run
+from benchmarks.run import CellFailed, resume, run
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def main() -> None:
             resume(config.folder)
         else:
             run(config)
-    except ValueError as error:
+    except (ValueError, CellFailed) as error:
         # What a user can mend: an unknown name, a value out of range, tokens that do not fit together.
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

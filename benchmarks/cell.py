@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+import os
 import shutil
+import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 
 import lang_envs  # noqa: F401 — registers the ids in a fresh process
 import trainers
-from benchmarks.config import BenchmarkConfig, parse_variant
+from benchmarks.config import BenchmarkConfig, parse_variant, variant_folder
 from trainers.checkpoint import LAST, write_atomically
 from trainers.loop import CHECKPOINTS_FOLDER
 
@@ -33,7 +35,7 @@ class Cell:
 
     @property
     def path(self) -> Path:
-        return self.folder / re.sub(r"[^\w.=,-]+", ".", self.algo).strip(".") / f"seed-{self.seed}"
+        return self.folder / variant_folder(self.algo) / f"seed-{self.seed}"
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -55,6 +57,7 @@ def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
 def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
     """Train from the beginning or from the last checkpoint, evaluate, and write the result."""
     torch.set_num_threads(threads)
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
     resume = (cell.path / CHECKPOINTS_FOLDER / LAST).exists()
     if not resume:
         shutil.rmtree(cell.path, ignore_errors=True)
@@ -76,6 +79,13 @@ def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
     envs.close()
     result = {way: _evaluate(agent, config, greedy) for way, greedy in (("sampled", False), ("greedy", True))}
     write_atomically(cell.path / RESULT_FILE, json.dumps(result, indent=2) + "\n")
+
+
+def _die_with(parent: int) -> None:
+    """End this process when the one that began it is gone, so that nothing trains on unseen."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _evaluate(agent: Any, config: BenchmarkConfig, greedy: bool) -> dict[str, Any]:

@@ -16,9 +16,10 @@ import gymnasium as gym
 import tyro
 
 from benchmarks.presets import preset_settings
-from lang_envs import WORLDS
+from lang_envs import WORLDS, load_tokenizer
 from trainers.agents import AGENTS, agent_class
 from trainers.agents.settings import Settings, TokenLevelSettings, resolve
+from trainers.language_model import resolve_device
 
 
 def _overrides_type() -> type[Any]:
@@ -51,6 +52,10 @@ else:
     AgentOverrides = _overrides_type()
 
 
+_OUTER_COMMA = re.compile(r",(?![^\[(]*[\])])")
+"""A comma that stands in no brackets."""
+
+
 @dataclass(frozen=True)
 class BenchmarkConfig:
     """Compare agents in one world."""
@@ -59,7 +64,7 @@ class BenchmarkConfig:
     """Agents, separated by commas: poad, ntpo, twosome, random, or package.module:Class; settings of one of them alone
     stand behind it in brackets: poad,poad[behaviour=candidates]."""
     env: str = "Overcooked-tomato-salad-v0"
-    """Id of the world (python -m lang_envs list)."""
+    """Id of the world (python -m lang_envs list), or module:Id of one that a module registers."""
     model: str | None = None
     """embedded (the default), a Hugging Face name, or a folder."""
     seeds: int = 3
@@ -95,8 +100,20 @@ class BenchmarkConfig:
         ValueError
             Naming the option, its value, and what is known.
         """
-        if self.env not in gym.registry:
-            raise ValueError(unknown("world", self.env, WORLDS))
+        try:
+            gym.spec(self.env)
+        except (gym.error.Error, ImportError):
+            raise ValueError(unknown("world", self.env, WORLDS)) from None
+        if self.model not in (None, "embedded"):
+            load_tokenizer(self.model)
+        resolve_device(self.device or "auto")
+        if self.first_seed < 0:
+            raise ValueError(f"first_seed={self.first_seed} must not be negative")
+        if not self.algos:
+            raise ValueError("algo='' names no agent")
+        folders = [variant_folder(algo) for algo in self.algos]
+        if twice := {folder for folder in folders if folders.count(folder) > 1}:
+            raise ValueError(f"algo={self.algo!r} names {', '.join(sorted(twice))} more than once")
         for algo in self.algos:
             name, _ = parse_variant(algo)
             agent_class(name)
@@ -108,13 +125,11 @@ class BenchmarkConfig:
         for name in ("seeds", "steps", "num_envs", "rollout_steps", "eval_episodes", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.first_seed < 0:
-            raise ValueError(f"first_seed={self.first_seed} must not be negative")
 
     @property
     def algos(self) -> tuple[str, ...]:
         """Agents with their own settings, as they were given; commas in brackets separate nothing."""
-        return tuple(found.strip() for found in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", self.algo))
+        return tuple(found.strip() for found in _OUTER_COMMA.split(self.algo) if found.strip())
 
     def agent_options(self, algo: str, seed: int) -> dict[str, Any]:
         """What an agent's class is called with: the preset, what was given for all, what was given for it, the seed."""
@@ -151,9 +166,11 @@ def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:
     ValueError
         If what stands in brackets is not of the form name=value,name=value.
     """
-    name, _, inside = algo.partition("[")
+    name, bracket, inside = algo.partition("[")
+    if bool(bracket) != algo.endswith("]"):
+        raise ValueError(f"in {algo!r} a bracket is missing")
     own: dict[str, Any] = {}
-    for pair in filter(None, inside.rstrip("]").split(",")):
+    for pair in filter(None, _OUTER_COMMA.split(inside[:-1])):
         option, separator, value = pair.partition("=")
         if not separator:
             raise ValueError(f"in {algo!r}, {pair!r} is not of the form name=value")
@@ -161,7 +178,14 @@ def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:
             own[option.strip()] = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError):
             own[option.strip()] = value.strip()  # a word, such as behaviour=candidates
+    if elsewhere := own.keys() & {"seed", "model", "tokenizer", "device"}:
+        raise ValueError(f"{', '.join(elsewhere)} in {algo!r} is set for all agents alike, not in brackets")
     return name.strip(), own
+
+
+def variant_folder(algo: str) -> str:
+    """The folder of an agent's runs."""
+    return re.sub(r"[^\w.=,-]+", ".", algo).strip(".")
 
 
 def unknown(kind: str, name: str, known: Any) -> str:

@@ -104,16 +104,25 @@ def write_tables(summary: Summary, folder: Path, console: Console) -> None:
         body.append(["optimum", "", f"{summary.optimal_return:.4f}", "", "100 %", "", "", ""])
     title = f"{summary.env}: {summary.steps:,} decisions a seed, then {summary.eval_episodes} episodes each"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    shown = [index for index, name in enumerate(header) if name not in ("min … max", "greedy")]  # as fits 80 columns
-    for index in shown:
-        table.add_column(header[index], justify="right" if index else "left", no_wrap=True)
-    for cells in body:
-        table.add_row(*(escape(cells[index]) for index in shown))
+    for name in ("agent", "return", "of best", "greedy", "success", "steps to 90 %"):  # what fits 80 columns
+        table.add_column(name, justify="left" if name == "agent" else "right", no_wrap=name != "agent")
+    for agent, _, mean, _, share, greedy, success, steps in body:
+        table.add_row(escape(agent), mean, share, greedy, success, _range(steps))
     console.print(table)
     lines = [title, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(cells) + " |" for cells in body]
     write_atomically(folder / "table.md", "\n".join(lines) + "\n")
     write_atomically(folder / "table.json", json.dumps(asdict(summary), indent=2) + "\n")
+
+
+def _range(steps: str) -> str:
+    """The first and the last of several numbers of steps, as the terminal has room for."""
+    found = steps.split(", ")
+    reached = sorted((text for text in found if text != "never"), key=lambda text: int(text.replace(",", "") or 0))
+    if not reached:
+        return found[0]
+    ends = reached[0] if reached[0] == reached[-1] else f"{reached[0]} … {reached[-1]}"
+    return ends if len(reached) == len(found) else f"{ends}, {len(found) - len(reached)} never"
 
 
 def _format(row: Row, optimum: float | None) -> list[str]:

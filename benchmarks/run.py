@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import platform
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -20,6 +22,9 @@ from benchmarks.cell import Cell, run_cell
 from benchmarks.config import BenchmarkConfig, parse_variant
 from benchmarks.display import Display
 from benchmarks.report import draw_curves, summarise, write_tables
+from trainers.agents.common import ADAPTER_FOLDER
+from trainers.checkpoint import LAST
+from trainers.loop import CHECKPOINTS_FOLDER
 
 CONFIG_FILE = "config.json"
 _PACKAGES = ("lang-envs", "torch", "transformers", "peft", "gymnasium", "numpy", "tokenizers", "bitsandbytes")
@@ -30,7 +35,7 @@ def run(config: BenchmarkConfig) -> Path:
     config.check()
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     names = "+".join(dict.fromkeys(parse_variant(algo)[0].rpartition(":")[2] for algo in config.algos))
-    folder = config.runs_dir / f"{config.env}-{names}-{stamp}"
+    folder = config.runs_dir / f"{config.env.rpartition(':')[2]}-{names}-{stamp}"
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)
     (folder / "versions.txt").write_text("\n".join(_versions()) + "\n")
@@ -59,19 +64,25 @@ def _run_cells(config: BenchmarkConfig, folder: Path) -> Path:
     ]
     waiting = [cell for cell in cells if cell.result is None]
     workers = min(config.workers or _default_workers(config), len(waiting)) if waiting else 0
-    console.print(f"{config.env}: {len(waiting)} of {len(cells)} runs to do, {workers} at a time, in {folder}")
+    console.print(
+        f"{config.env}: {len(waiting)} of {len(cells)} runs to do, {workers} at a time, in {folder}", soft_wrap=True
+    )
     started = time.monotonic()
     try:
         if waiting:
             _run_in_processes(config, waiting, workers, Display(config, cells, console))
     except BaseException as error:
-        console.print(f"stopped ({type(error).__name__}); go on with: make bench RESUME={folder}", style="yellow")
+        console.print(
+            f"stopped ({type(error).__name__}); go on with: make bench RESUME={folder}", style="yellow", soft_wrap=True
+        )
         raise
     summary = summarise(config, cells)
     write_tables(summary, folder, console)
     figure = draw_curves(config, cells, summary, folder / "curves.png")
-    console.print(f"figure: {figure}")
-    console.print(f"adapters (PEFT): {cells[0].path.parent / 'seed-*' / 'checkpoints' / 'best' / 'adapter'}")
+    console.print(f"figure: {figure}", soft_wrap=True)
+    adapters = [cell.path / CHECKPOINTS_FOLDER / LAST / ADAPTER_FOLDER for cell in cells]
+    for adapter in filter(Path.exists, adapters):
+        console.print(f"adapter (PEFT): {adapter}", soft_wrap=True)
     console.print(f"done in {time.monotonic() - started:.0f} s")
     return folder
 
@@ -81,29 +92,30 @@ def _run_in_processes(config: BenchmarkConfig, cells: list[Cell], workers: int, 
     embedded = config.model in (None, "embedded")
     threads = 1 if embedded else max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
-    # One process for each run: nothing of one is left for the next.
-    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool, display:
-        futures: dict[Future[None], Cell] = {pool.submit(run_cell, config, cell, threads): cell for cell in cells}
-        try:
-            running = set(futures)
-            while running:
-                finished, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                display.update()
-                for future in finished:
-                    _explain(future, futures[future])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-
-
-def _explain(future: Future[None], cell: Cell) -> None:
+    waiting, running = deque(cells), dict[Cell, Any]()
     try:
-        future.result()
-    except Exception as error:
-        error.add_note(f"in the run of {cell.algo} with seed {cell.seed} ({cell.path})")
-        raise
+        with display:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    cell = waiting.popleft()
+                    # A process for each run: nothing of one is left for the next.
+                    running[cell] = context.Process(target=run_cell, args=(config, cell, threads))
+                    running[cell].start()
+                multiprocessing.connection.wait([process.sentinel for process in running.values()], timeout=0.5)
+                display.update()
+                for cell in [cell for cell, process in running.items() if not process.is_alive()]:
+                    if (code := running.pop(cell).exitcode) != 0:
+                        raise CellFailed(
+                            f"{cell.algo}, seed {cell.seed}, ended with code {code}; its error stands above"
+                        )
+    finally:
+        for process in running.values():
+            process.terminate()
+            process.join()
+
+
+class CellFailed(RuntimeError):
+    """A run within a benchmark failed; its own process has said why."""
 
 
 def _default_workers(config: BenchmarkConfig) -> int:

@@ -53,8 +53,8 @@ class LanguageEnv(gym.Env[str, str]):
     symbolic_fields: tuple[str, ...] = ()
     text_parts: tuple[tuple[str, ...], ...] | None = None
 
-    _state_fields: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that change during an episode; :attr:`state` is made of them."""
+    _state_fields: ClassVar[tuple[str, ...] | None] = None
+    """Names of the attributes that change during an episode; without them there is no :attr:`state`."""
 
     def __init__(self, *, max_text_length: int, render_mode: str | None = None) -> None:
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
@@ -146,6 +146,8 @@ class LanguageEnv(gym.Env[str, str]):
     @property
     def state(self) -> dict[str, Any]:
         """All that changes in this environment, its random generator included; assign it to another to go on there."""
+        if self._state_fields is None:
+            raise AttributeError(f"{type(self).__name__} names no _state_fields, so its state cannot be had")
         fields = {name: getattr(self, name) for name in (*self._state_fields, "_running")}
         return {"fields": fields, "random": self.np_random.bit_generator.state}
 

@@ -119,6 +119,10 @@ class Tokenizer:
         """Observation ids as a model's prompt: the begin token before them, or the chat template around them."""
         return (*self._prompt_start, *map(int, observation_ids), *self._prompt_end)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._backend.encode_special_tokens = True  # which copies and pickles of the backend forget
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
 
@@ -163,7 +167,13 @@ def _load_by_name(name: str) -> Tokenizer:
         raise ImportError(
             f"the tokenizer {name!r} needs transformers: pip install 'lang-envs[train]' (or use 'embedded')"
         ) from None
-    return _from_hugging_face(AutoTokenizer.from_pretrained(name), name)
+    try:
+        found = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"there is no tokenizer {name!r}, neither a folder nor a Hugging Face name: {error}"
+        ) from error
+    return _from_hugging_face(found, name)
 
 
 def _from_hugging_face(tokenizer: Any, name: str) -> Tokenizer:

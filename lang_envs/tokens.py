@@ -147,6 +147,8 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         world = env.unwrapped
         if not isinstance(world, LanguageEnv):
             raise ValueError(f"TokenEnv wraps a LanguageEnv, not {type(world).__name__}")
+        if spaced := [name for name in world.action_names if name != name.strip() or not name]:
+            raise ValueError(f"phrases have no outer spaces and are not empty: {spaced}")
         self.tokenizer = load_tokenizer(tokenizer)
         needed = _longest_observation(world, self.tokenizer)
         self._trims = needed is None

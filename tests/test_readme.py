@@ -65,3 +65,19 @@ def test_pictures_that_are_shown_exist() -> None:
     assert pictures
     for picture in pictures:
         assert (Path(__file__).parents[1] / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_readmes_world_keeps_gymnasiums_contract_and_is_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gymnasium.utils.env_checker import check_env
+
+    (tmp_path / "my_doors.py").write_text(block("class Doors"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = gym.make("my_doors:Doors-v0")
+    check_env(env.unwrapped, skip_render_check=True)
+    agent = trainers.make("poad", env)
+    trainers.check_agent(agent, env)
+    assert trainers.evaluate(agent, "Doors-v0", 4).returns.shape == (4,)
+    assert trainers.evaluate(agent, lambda: gym.make("Doors-v0"), 4).returns.shape == (4,)
+    sys.modules.pop("my_doors")

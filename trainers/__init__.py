@@ -2,6 +2,11 @@
 
 import logging
 
+try:
+    import torch  # noqa: F401
+except ImportError:
+    raise ImportError("the trainers need PyTorch and more: pip install 'lang-envs[train]'") from None
+
 # Importing peft imports bitsandbytes, which warns of an optional CPU kernel that nothing here needs.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import tempfile
 from pathlib import Path
@@ -66,8 +67,7 @@ def check_agent(agent: Any, env: gym.Env, *, steps: int = 8) -> None:
 
 
 def _twin(env: gym.Env) -> gym.Env:
-    assert env.spec is not None, "check_agent needs an environment made with gym.make"
-    return gym.make(env.spec)
+    return gym.make(env.spec) if env.spec is not None else copy.deepcopy(env)
 
 
 def _check_decision(decision: Any, info: dict[str, Any], tokenizer: Any, max_length: int) -> None:

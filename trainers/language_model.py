@@ -49,6 +49,9 @@ class LanguageModel:
     def __init__(self, model: PeftModel, tokenizer: Tokenizer, *, checkpointing: bool = False) -> None:
         self.model = model
         self.checkpointing = checkpointing
+        # A model's own generation settings (a repetition penalty, say) would sample from another distribution than the
+        # one that is scored.
+        model.generation_config = model.get_base_model().generation_config = GenerationConfig()
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_CHECKPOINTING)
         self.tokenizer = tokenizer
@@ -73,7 +76,7 @@ class LanguageModel:
 
         The vocabulary is the tokenizer's; what a model has beyond it stands for nothing.
         """
-        if self.packs:
+        if self._packs(batch):
             columns = torch.arange(batch.root, batch.input_ids.shape[1], device=self.device)
             logits = self.model(**self._packed_inputs(batch), use_cache=False, logits_to_keep=columns).logits
         else:
@@ -85,11 +88,17 @@ class LanguageModel:
         """Last hidden states of the frozen base model at every node: float32 tensor (B, M, hidden)."""
         decoder = self.model.get_base_model().get_decoder()
         with self.model.disable_adapter():
-            if not self.packs:
+            if not self._packs(batch):
                 outputs = self._at_nodes(batch, lambda **i: decoder(**i, use_cache=False).last_hidden_state)
                 return outputs.float()
             hidden = decoder(**self._packed_inputs(batch), use_cache=False).last_hidden_state
         return hidden[:, batch.root :].float()
+
+    def _packs(self, batch: PackedBatch) -> bool:
+        """Whether a batch can be packed: a mask of ours knows nothing of a model's sliding window."""
+        config = self.model.config.get_text_config()
+        window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+        return self.packs and (window is None or batch.input_ids.shape[1] <= window)
 
     def _packed_inputs(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
         dtype = self.model.dtype
@@ -148,7 +157,8 @@ class LanguageModel:
     def generate(self, prompts: Sequence[Tokens], *, max_tokens: int, greedy: bool) -> list[Tokens]:
         """Continue prompts token by token from the model's own distribution, up to the end token, with a KV cache.
 
-        The ids are what was sampled, the end token included where it came within ``max_tokens``.
+        The ids are what was sampled, the end token included where it came within ``max_tokens``; a padding token ends
+        an action, too, for that is how a world reads it.
         """
         width, pad = max(map(len, prompts)), self.tokenizer.pad_id
         input_ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
@@ -160,7 +170,7 @@ class LanguageModel:
             top_k=0,
             top_p=1.0,
             pad_token_id=pad,
-            eos_token_id=self.tokenizer.end_id,
+            eos_token_id=[self.tokenizer.end_id, pad],
         )
         with warnings.catch_warnings(), self._without_checkpointing():
             warnings.simplefilter("ignore")  # of sampling settings that greedy decoding does not use
@@ -173,8 +183,8 @@ class LanguageModel:
         return [self._until_end(row) for row in output[:, width:].tolist()]
 
     def _until_end(self, ids: list[int]) -> Tokens:
-        end = self.tokenizer.end_id
-        return tuple(ids[: ids.index(end) + 1] if end in ids else ids)
+        ends = (i for i, token in enumerate(ids) if token in (self.tokenizer.end_id, self.tokenizer.pad_id))
+        return tuple(ids[: next(ends, len(ids)) + 1])
 
     @contextmanager
     def _without_checkpointing(self) -> Iterator[None]:

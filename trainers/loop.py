@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import math
+import os
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trainers.agent import Agent, Episode, Player
-from trainers.agents.common import world_discount
+from trainers.agents.common import world_attribute
 from trainers.checkpoint import LAST, load_checkpoint, save_checkpoint
 from trainers.rollout import Situation, autoreset_mode, begin, collect
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS_FOLDER = "checkpoints"
 RECENT_EPISODES = 20
+_TIME_LIMIT_COUNTER = "_elapsed_steps"
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class Progress:
     best: float = -math.inf
     recent: deque[Episode] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     metrics_bytes: int = 0
-    environments: list[Any] | None = None
+    environments: dict[str, list[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def train(
         Iterations between two checkpoints; the last iteration always writes one.
     resume : bool
         Go on from the last checkpoint in ``run_dir`` as if nothing had happened: on a CPU the metrics are those of an
-        uninterrupted run, bit for bit.
+        uninterrupted run, bit for bit. A run that was stopped before its first checkpoint begins anew.
     on_iteration : callable, optional
         Gets each line of metrics; its ``timing`` is not part of what is reproducible.
 
@@ -110,16 +113,22 @@ def train(
         If a metric is not finite. The last checkpoint is from before.
     FileExistsError
         If ``run_dir`` holds a run already and ``resume`` is False.
+    BlockingIOError
+        If another process is training in ``run_dir``.
     """
     folder = None if run_dir is None else Path(run_dir)
     if resume and folder is None:
         raise ValueError("resume=True needs the run_dir to resume from")
     if folder is not None and not resume and (folder / METRICS_FILE).exists():
         raise FileExistsError(f"{folder} holds a run already: resume it, or choose another run_dir")
-    progress = _resume(agent, envs, folder, seed) if resume and folder else Progress(begin(envs, seed))
-    discount = world_discount(envs)
+    discount = float(world_attribute(envs, "discount"))
     lines: list[dict[str, Any]] = []
-    with closing(_Log(folder, progress)) as log:
+    with ExitStack() as stack:
+        if folder is not None:
+            stack.enter_context(_alone_in(folder))
+        begun = resume and folder is not None and _has_checkpoint(folder)
+        progress = _resume(agent, envs, folder, seed) if begun and folder else Progress(begin(envs, seed))
+        log = stack.enter_context(closing(_Log(folder, progress)))
         while progress.step < total_steps:
             started = time.perf_counter()
             rollout = collect(agent, envs, progress.situation, rollout_steps, discount=discount)
@@ -131,11 +140,11 @@ def train(
             progress.episodes += len(rollout.episodes)
             progress.recent.extend(rollout.episodes)
             line: dict[str, Any] = {
+                **{name: float(value) for name, value in learnt.items()},
                 "step": progress.step,
                 "iteration": progress.iteration,
                 "episodes": progress.episodes,
                 **_summary(rollout.episodes, progress.recent),
-                **learnt,
             }
             _refuse_collapse(line)
             timing = {"rollout_seconds": collected - started, "learn_seconds": finished - collected}
@@ -152,7 +161,7 @@ def train(
 
 def evaluate(
     agent: Player,
-    env_id: str,
+    env: str | Callable[[], gym.Env],
     episodes: int,
     *,
     seed: int = 10_000,
@@ -160,21 +169,26 @@ def evaluate(
     num_envs: int = 4,
     **make_options: Any,
 ) -> Evaluation:
-    """Play whole episodes of a world with an agent that does not learn.
+    """Play whole episodes of a world, an id or a function that makes one, with an agent that does not learn.
 
     Every environment plays the same number of episodes, so that short ones are not counted more often than long ones;
     where ``episodes`` does not divide, the surplus is dropped. ``make_options`` go to ``gym.make_vec``; the world
-    speaks the agent's tokenizer where it has one.
+    speaks the agent's tokenizer where it has one. Sampling takes numbers from the agent's random generator.
     """
     if tokenizer := getattr(agent, "tokenizer", None):
         make_options.setdefault("tokenizer", tokenizer)
     num_envs = min(num_envs, episodes)
-    options = {"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}}
-    envs = gym.make_vec(env_id, num_envs=num_envs, **{**options, **make_options})
+    make_options.setdefault("vectorization_mode", "sync")
+    vector_kwargs = {**make_options.pop("vector_kwargs", {}), "autoreset_mode": AutoresetMode.SAME_STEP}
+    envs: gym.vector.VectorEnv
+    if callable(env):
+        envs = SyncVectorEnv([env] * num_envs, **vector_kwargs)
+    else:
+        envs = gym.make_vec(env, num_envs=num_envs, vector_kwargs=vector_kwargs, **make_options)
     played: list[list[Episode]] = [[] for _ in range(num_envs)]
     share = math.ceil(episodes / num_envs)
     with closing(envs):
-        discount = world_discount(envs)
+        discount = float(world_attribute(envs, "discount"))
         situation = begin(envs, seed)
         while min(map(len, played)) < share:
             rollout = collect(agent, envs, situation, 1, discount=discount, greedy=greedy)
@@ -216,25 +230,50 @@ def _checkpoint(folder: Path, agent: Agent, envs: gym.vector.VectorEnv, progress
     save_checkpoint(folder / CHECKPOINTS_FOLDER, progress.step, agent.save, progress, best=best)
 
 
-def _environment_states(envs: Any) -> list[Any] | None:
+def _environment_states(envs: Any) -> dict[str, list[Any]] | None:
     """What sub-environments need to go on where they stand; None where that cannot be had."""
     if autoreset_mode(envs) is not AutoresetMode.SAME_STEP:
         return None
     try:
-        return list(envs.get_attr("state"))
+        states = {"state": list(envs.get_attr("state"))}
     except AttributeError:
         return None
+    with suppress(AttributeError):  # there where the wrapper TimeLimit counts
+        states[_TIME_LIMIT_COUNTER] = list(envs.get_attr(_TIME_LIMIT_COUNTER))
+    return states
 
 
 def _resume(agent: Agent, envs: Any, folder: Path, seed: int) -> Progress:
     fresh = begin(envs, seed)
     progress: Progress = load_checkpoint(folder / CHECKPOINTS_FOLDER, agent.load)
     if progress.environments is not None:
-        envs.set_attr("state", progress.environments)
+        for name, values in progress.environments.items():
+            envs.set_attr(name, values)
     else:
         logger.warning("the environments cannot be put back where they stood (no `state`, or NEXT_STEP): new episodes")
         progress.situation = fresh
     return progress
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    if (folder / CHECKPOINTS_FOLDER / LAST).exists():
+        return True
+    if (folder / METRICS_FILE).exists():
+        logger.warning("%s was stopped before its first checkpoint: it begins anew", folder)
+        return False
+    raise FileNotFoundError(f"{folder} holds no checkpoint to resume from")
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the system lets go when the process ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"another process is training in {folder}") from None
+        yield
 
 
 class _Log:
@@ -248,8 +287,8 @@ class _Log:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / METRICS_FILE
         path.touch()
-        with path.open("r+b") as file:
-            file.truncate(progress.metrics_bytes)  # lines after the last checkpoint are made again
+        with path.open("r+b") as file:  # lines after the last checkpoint are made again
+            file.truncate(min(progress.metrics_bytes, path.stat().st_size))
         self._file = path.open("a", encoding="utf-8")
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -273,6 +312,7 @@ class _Log:
             return 0
         if self._board is not None:
             self._board.flush()
+        os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:

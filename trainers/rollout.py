@@ -78,6 +78,8 @@ def collect(
         valid = ~situation.ended
         actions = np.stack([space.pad(d.token_ids) if d.token_ids else space.encode(d.text) for d in row])
         observations, rewards, terminated, truncated, batched = envs.step(actions)
+        if not np.isfinite(rewards).all():
+            raise ValueError(f"a world gave the reward {rewards[~np.isfinite(rewards)][0]}, which is no finite number")
         truncated = truncated & ~terminated
         ended = terminated | truncated
         next_infos = unbatch_infos(batched, envs.num_envs)

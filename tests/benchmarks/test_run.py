@@ -134,7 +134,11 @@ def test_a_third_partys_agent_runs_in_a_benchmark(tmp_path: Path) -> None:
         (("--first-seed", "-1"), "first_seed=-1"),
         (("--behaviour", "beam"), "behaviour='beam'"),
         (("--algo", "twosome", "--gae-lambda-token", "0.9"), "TwosomeSettings has no gae_lambda_token"),
-        (("--algo", "random", "--model", "embedded"), "random"),
+        (("--algo", "poad,poad"), "more than once"),
+        (("--algo", "poad[epochs=abc]"), "epochs='abc'"),
+        (("--algo", "poad[seed=5]"), "not in brackets"),
+        (("--algo", ""), "names no agent"),
+        (("--model", "./nowhere"), "there is no tokenizer './nowhere'"),
     ],
 )
 def test_what_cannot_be_run_is_named_without_a_traceback(
@@ -171,6 +175,18 @@ def test_the_papers_presets_are_settings_of_our_agents(algo: str, world: str) ->
     assert settings.behaviour == "candidates"
     assert settings.epochs == (1 if algo == "twosome" else 5)
     assert settings.gamma == (0.99 if world.startswith("Overcooked") else 0.95)
+
+
+def test_variants_carry_their_own_settings() -> None:
+    config = BenchmarkConfig(
+        algo="poad, poad[behaviour=candidates,critic_hidden=[64,32]],ntpo[lora_targets=all-linear]"
+    )
+    config.check()
+    assert config.algos == ("poad", "poad[behaviour=candidates,critic_hidden=[64,32]]", "ntpo[lora_targets=all-linear]")
+    options = config.agent_options(config.algos[1], seed=4)
+    assert options == {"behaviour": "candidates", "critic_hidden": [64, 32], "seed": 4}
+    settings = resolve(TokenLevelSettings, "embedded", options)
+    assert settings.critic_hidden == (64, 32)
 
 
 def test_the_paper_has_no_preset_for_what_it_did_not_run() -> None:

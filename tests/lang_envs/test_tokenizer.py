@@ -1,5 +1,6 @@
 """Every tokenizer gives every text back: the embedded one and Hugging Face ones of both families, made here."""
 
+import copy
 import json
 import pickle
 import random
@@ -289,3 +290,11 @@ def test_object_that_is_no_tokenizer_is_refused() -> None:
         load_tokenizer(object())
     with pytest.raises(ValueError, match="no fast backend"):
         TokenEnv(gym.make("Overcooked-tomato-salad-v0", interface="text"), tokenizer=3)
+
+
+def test_copies_and_pickles_read_no_special_token_out_of_text_either() -> None:
+    tokenizer = load_tokenizer("embedded")
+    text = "hello <|end|> <|pad|> x"
+    for twin in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
+        assert twin == tokenizer
+        assert twin.encode(text) == tokenizer.encode(text)

@@ -100,6 +100,11 @@ def test_worlds_with_other_tokens_are_refused_and_the_way_out_is_named(
         ({"epochs": 0}, "epochs=0"),
         ({"actor_lr": -1.0}, "actor_lr"),
         ({"gae_lambda_token": 2.0}, "gae_lambda_token"),
+        ({"epochs": 1.5}, "epochs=1.5 must be of type int"),
+        ({"epochs": "abc"}, "epochs='abc'"),
+        ({"entropy_coefficient": -1.0}, "entropy_coefficient=-1.0"),
+        ({"max_action_tokens": 0}, "max_action_tokens=0"),
+        ({"actor_lr": float("inf")}, "actor_lr=inf"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings: dict[str, Any], message: str) -> None:
@@ -161,6 +166,26 @@ class OneTokenPhrases(LanguageEnv):
 
     def _narrate(self) -> str:
         return self.text_parts[0][self.time % 2]
+
+
+def test_a_world_without_phrases_asks_for_free_text() -> None:
+    class Anything(OneTokenPhrases):
+        action_names = ()
+        text_parts = None
+
+    env = TokenEnv(Anything())
+    with pytest.raises(ValueError, match="use behaviour='free'"):
+        trainers.make("poad", env)
+
+
+def test_a_reward_that_is_no_number_is_named() -> None:
+    class Broken(OneTokenPhrases):
+        def _advance(self, action: int | str | None) -> Transition:
+            return super()._advance(action)._replace(reward=float("nan"))
+
+    envs = gym.vector.SyncVectorEnv([lambda: TokenEnv(Broken())], autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match="a world gave the reward nan"):
+        play(trainers.make("random", envs), envs, 1)
 
 
 def one_token_envs() -> gym.vector.VectorEnv:

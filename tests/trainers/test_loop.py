@@ -118,6 +118,39 @@ def test_a_folder_with_a_run_is_not_written_over(tmp_path: Path, make_envs: Envs
         train(trainers.make("random", envs), envs, 8, run_dir=tmp_path / "run", rollout_steps=4)
 
 
+def test_a_run_stopped_before_its_first_checkpoint_begins_anew(tmp_path: Path, make_envs: Envs) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 8}\n{"st')
+    envs = make_envs(2)
+    train(trainers.make("random", envs), envs, 16, run_dir=tmp_path, rollout_steps=4, resume=True)
+    assert [line["step"] for line in without_timing(tmp_path / "metrics.jsonl")] == [8, 16]
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, make_envs: Envs) -> None:
+    import fcntl
+
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError, match="another process is training"):
+            train(trainers.make("random", make_envs(1)), make_envs(1), 8, run_dir=tmp_path / "run")
+
+
+def test_a_step_limit_put_around_a_world_is_resumed_too(tmp_path: Path, make_envs: Envs) -> None:
+    for folder, parts in (("whole", (96,)), ("parts", (32, 96))):
+        for number, steps in enumerate(parts):
+            envs = make_envs(2, max_episode_steps=13)
+            agent = trainers.make("random", envs, seed=4)
+            train(agent, envs, steps, run_dir=tmp_path / folder, rollout_steps=8, resume=number > 0)
+    assert without_timing(tmp_path / "parts" / "metrics.jsonl") == without_timing(tmp_path / "whole" / "metrics.jsonl")
+
+
+def test_another_agents_checkpoint_is_refused(tmp_path: Path, make_envs: Envs) -> None:
+    envs = make_envs(1)
+    trainers.make("poad", envs).save(tmp_path / "saved")
+    with pytest.raises(ValueError, match="holds a POAD, and this is a NTPO"):
+        trainers.make("ntpo", envs).load(tmp_path / "saved")
+
+
 def test_resuming_nothing_is_refused(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(2)
     with pytest.raises(FileNotFoundError, match="no checkpoint"):

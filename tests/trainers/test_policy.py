@@ -224,6 +224,43 @@ def test_free_text_follows_the_models_distribution_and_stops_at_the_end_token(
         assert end not in ids[:-1]
 
 
+def test_a_models_own_generation_settings_do_not_bend_what_is_sampled(tiny_model: Callable[[str], Path]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.float32)
+    base.generation_config.repetition_penalty = 50.0
+    base.generation_config.min_p = 0.9
+    model = load_language_model(base, tokenizer=str(tiny_model("llama")), device="cpu")
+    prompt = questions(model)[0][0]
+    torch.manual_seed(5)
+    first = [ids[0] for ids in model.generate([prompt] * 4000, max_tokens=1, greedy=False)]
+    expected = reference_logits(model, prompt, (0,))[0].softmax(-1)
+    repeated = torch.tensor([token in prompt for token in range(len(expected))])
+    share = repeated[torch.tensor(first)].float().mean()
+    torch.testing.assert_close(share, expected[repeated].sum(), atol=0.03, rtol=0)
+
+
+def test_prompts_longer_than_a_sliding_window_are_scored_as_the_model_reads_them(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=900, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, sliding_window=24, initializer_range=0.3,
+    )  # fmt: skip
+    model = load_language_model(MistralForCausalLM(config), tokenizer=str(tiny_model("llama")), device="cpu")
+    policy = make_policy(model, "candidates")
+    tree = build_tree(((5, 6, 2), (7, 2)))
+    prompt = tuple(range(10, 90))
+    scores = policy.score(policy.pack([(prompt, tree)]))
+    for k, candidate in enumerate(tree.candidates):
+        logits = reference_logits(model, prompt, candidate).log_softmax(-1)
+        expected = logits[torch.arange(len(candidate)), torch.tensor(candidate)]
+        torch.testing.assert_close(scores.token_log_probs[0, k, : len(candidate)], expected, atol=1e-5, rtol=1e-5)
+
+
 def test_assessments_do_not_depend_on_how_questions_are_grouped(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model)

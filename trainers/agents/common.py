@@ -92,10 +92,14 @@ class PPOAgent(ABC):
 
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
         resolved = resolve(self.settings_type, model, settings)
-        self.gamma = world_discount(envs) if resolved.gamma is None else resolved.gamma
+        self.gamma = float(world_attribute(envs, "discount")) if resolved.gamma is None else resolved.gamma
         self.settings = resolved = replace(resolved, gamma=self.gamma)
         space = getattr(envs, "single_action_space", envs.action_space)
         self.world_tokenizer = token_space(space).tokenizer
+        if resolved.behaviour != "free" and not world_attribute(envs, "action_names"):
+            raise ValueError(
+                f"behaviour={resolved.behaviour!r} needs phrases to choose from; use behaviour='free' here"
+            )
         torch.manual_seed(resolved.seed)
         self.random = np.random.default_rng(resolved.seed)
         if tokenizer is None and not isinstance(model, str | Path):
@@ -167,7 +171,7 @@ class PPOAgent(ABC):
         for question, assessment in zip(questions, self._assess(questions), strict=True):
             choice = self._choose(assessment.action_log_probs, greedy)
             ids = question[1].candidates[choice]
-            phrase = ids[:-1] if ids[-1] == self.tokenizer.end_id else ids
+            phrase = ids[:-1] if ids[-1] in (self.tokenizer.end_id, self.tokenizer.pad_id) else ids
             decisions.append(Decision(self.tokenizer.decode(phrase).strip(), ids, Memory(question, choice, assessment)))
         return decisions
 
@@ -385,6 +389,7 @@ class PPOAgent(ABC):
         model.save_pretrained(str(folder / ADAPTER_FOLDER), save_embedding_layers=False)
         save_file(self.policy.critic.state_dict(), folder / "critic.safetensors")
         state = {
+            "class": type(self).__qualname__,
             "actor_optimizer": self._actor_optimizer.state_dict(),
             "critic_optimizer": self._critic_optimizer.state_dict(),
             "decisions_learnt": self._decisions_learnt,
@@ -399,15 +404,17 @@ class PPOAgent(ABC):
         Raises
         ------
         ValueError
-            If the folder holds no agent.
+            If the folder holds no agent, or one of another class.
         """
         if not (folder / "agent.pt").is_file():
             raise ValueError(f"{folder} holds no saved agent (no agent.pt)")
         device = self.language_model.device
+        state = torch.load(folder / "agent.pt", map_location=device, weights_only=True)
+        if state["class"] != type(self).__qualname__:
+            raise ValueError(f"{folder} holds a {state['class']}, and this is a {type(self).__qualname__}")
         weights = load_peft_weights(str(folder / ADAPTER_FOLDER), device=str(device))
         set_peft_model_state_dict(self.language_model.model, weights)
         self.policy.critic.load_state_dict(load_file(folder / "critic.safetensors", device=str(device)))
-        state = torch.load(folder / "agent.pt", map_location=device, weights_only=True)
         self._actor_optimizer.load_state_dict(state["actor_optimizer"])
         self._critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._decisions_learnt = state["decisions_learnt"]
@@ -434,11 +441,9 @@ class Metrics:
         return {name: float(np.mean(values)) for name, values in self._values.items()}
 
 
-def world_discount(envs: Any) -> float:
-    """The discount of the worlds."""
-    if isinstance(envs, gym.Env):
-        return float(envs.get_wrapper_attr("discount"))
-    return float(envs.get_attr("discount")[0])
+def world_attribute(envs: Any, name: str) -> Any:
+    """An attribute of the worlds, which are all of one kind."""
+    return envs.get_wrapper_attr(name) if isinstance(envs, gym.Env) else envs.get_attr(name)[0]
 
 
 def _check_tokenizers(world: Any, language_model: LanguageModel) -> None:

@@ -6,8 +6,9 @@ embedded model is :data:`EMBEDDED`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from trainers.policy import BEHAVIOURS, NORMALISATIONS
 
@@ -91,6 +92,7 @@ class Settings:
     """Of the adapter, the critic, sampling and minibatches."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, known in (
             ("behaviour", BEHAVIOURS),
             ("normalisation", NORMALISATIONS),
@@ -102,12 +104,32 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name}={value} is not between 0 and 1")
-        for name in ("epochs", "minibatches", "lora_rank", "tokens_per_forward"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("epochs", "minibatches", "lora_rank", "lora_alpha", "tokens_per_forward", "max_action_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
         for name in ("actor_lr", "critic_lr", "clip", "max_grad_norm", "kl_threshold"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be positive")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive and finite")
+        for name in ("value_coefficient", "entropy_coefficient", "advantage_std_floor", "anneal_decisions", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+    def _check_types(self) -> None:
+        """Refuse values of another type than a setting's; a word or a list will do for a tuple."""
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(hint) is tuple:
+                value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+                object.__setattr__(self, name, value)
+                allowed: tuple[type, ...] = (tuple,)
+            else:
+                allowed = get_args(hint) or (hint,)
+            if float in allowed:
+                allowed += (int,)
+            if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+                expected = " or ".join(kind.__name__ for kind in allowed)
+                raise ValueError(f"{name}={value!r} must be of type {expected}")
 
 
 @dataclass(frozen=True)
