@@ -52,10 +52,6 @@ else:
     AgentOverrides = _overrides_type()
 
 
-_OUTER_COMMA = re.compile(r",(?![^\[(]*[\])])")
-"""A comma that stands in no brackets."""
-
-
 @dataclass(frozen=True)
 class BenchmarkConfig:
     """Compare agents in one world."""
@@ -129,7 +125,7 @@ class BenchmarkConfig:
     @property
     def algos(self) -> tuple[str, ...]:
         """Agents with their own settings, as they were given; commas in brackets separate nothing."""
-        return tuple(found.strip() for found in _OUTER_COMMA.split(self.algo) if found.strip())
+        return tuple(found.strip() for found in _split_outside_brackets(self.algo) if found.strip())
 
     def agent_options(self, algo: str, seed: int) -> dict[str, Any]:
         """What an agent's class is called with: the preset, what was given for all, what was given for it, the seed."""
@@ -170,7 +166,7 @@ def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:
     if bool(bracket) != algo.endswith("]"):
         raise ValueError(f"in {algo!r} a bracket is missing")
     own: dict[str, Any] = {}
-    for pair in filter(None, _OUTER_COMMA.split(inside[:-1])):
+    for pair in filter(None, _split_outside_brackets(inside[:-1])):
         option, separator, value = pair.partition("=")
         if not separator:
             raise ValueError(f"in {algo!r}, {pair!r} is not of the form name=value")
@@ -181,6 +177,18 @@ def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:
     if elsewhere := own.keys() & {"seed", "model", "tokenizer", "device"}:
         raise ValueError(f"{', '.join(elsewhere)} in {algo!r} is set for all agents alike, not in brackets")
     return name.strip(), own
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    """The parts between commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[(") - (character in "])")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def variant_folder(algo: str) -> str:
