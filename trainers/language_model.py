@@ -145,6 +145,8 @@ class LanguageModel:
         self.packs = True
         try:
             packed = self.logits(batch).float().log_softmax(-1)
+        except torch.OutOfMemoryError:
+            raise  # says nothing of masks
         except (TypeError, ValueError, RuntimeError) as error:
             logger.info("packing failed: %s", error)
             return False
