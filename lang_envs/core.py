@@ -55,6 +55,8 @@ class LanguageEnv(gym.Env[str, str]):
 
     _state_fields: ClassVar[tuple[str, ...] | None] = None
     """Names of the attributes that change during an episode; without them there is no :attr:`state`."""
+    _clock_fields: ClassVar[tuple[str, ...]] = ()
+    """Those of them that only count time: situations that differ in nothing else are one to the planner."""
 
     def __init__(self, *, max_text_length: int, render_mode: str | None = None) -> None:
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:

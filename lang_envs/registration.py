@@ -9,6 +9,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from lang_envs.tokens import TokenEnv
+from lang_envs.virtualhome.tasks import MAX_STEPS, TASKS
 
 INTERFACES = ("tokens", "text")
 
@@ -24,6 +25,7 @@ class World:
 
 
 _OVERCOOKED = "lang_envs.overcooked.env:OvercookedEnv"
+_VIRTUALHOME = "lang_envs.virtualhome.env:VirtualHomeEnv"
 
 WORLDS: dict[str, World] = {
     f"Overcooked-{dish}-salad-v0": World(
@@ -38,7 +40,16 @@ WORLDS: dict[str, World] = {
         "lettuce-onion",
         "tomato-lettuce-onion",
     )
+} | {
+    f"VirtualHome-{task}-v0": World(_VIRTUALHOME, TASKS[task].instruction, {"task": task}, MAX_STEPS) for task in TASKS
 }
+
+TEMPLATES: dict[str, World] = {
+    "VirtualHome-v0": World(
+        _VIRTUALHOME, "A household task of your own: task=Task(...) or a YAML file.", {}, MAX_STEPS
+    ),
+}
+"""Ids that need an argument to be a world."""
 
 
 def make_world(
@@ -61,7 +72,7 @@ def make_world(
 
 def register_worlds() -> None:
     """Register every id with Gymnasium."""
-    for name, world in WORLDS.items():
+    for name, world in (WORLDS | TEMPLATES).items():
         gym.register(
             name,
             entry_point="lang_envs.registration:make_world",

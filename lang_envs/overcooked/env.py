@@ -83,6 +83,7 @@ class OvercookedEnv(LanguageEnv):
 
     discount = DISCOUNT
     _state_fields: ClassVar[tuple[str, ...]] = ("_kitchen_state", "_primitive_steps", "_delivered")
+    _clock_fields: ClassVar[tuple[str, ...]] = ("_primitive_steps",)
 
     def __init__(self, dish: Sequence[str] = ("tomato",), render_mode: str | None = None) -> None:
         ingredients = tuple(dish)

@@ -1,0 +1,162 @@
+"""What can be reached in a finite world, the shortest way to success, and the best return: by trying everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lang_envs.core import LanguageEnv
+
+MAX_STATES = 100_000
+_SWEEPS = 20_000
+_TOLERANCE = 1e-12
+
+
+class PlanningError(ValueError):
+    """A world that cannot be planned in; says why."""
+
+
+class Solution(NamedTuple):
+    """What a search has found; step limits play no part in it.
+
+    ``states`` counts the ends of episodes too. ``shortest`` has the fewest phrases that lead to success, None where
+    none do. ``best`` is a sequence of phrases that earns ``optimal_return``, None where it would go on forever.
+    """
+
+    states: int
+    shortest: tuple[str, ...] | None
+    best: tuple[str, ...] | None
+    optimal_return: float
+
+
+class _Outcome(NamedTuple):
+    phrase: int
+    after: int
+    """Number of the situation that follows; -1 where the episode is over."""
+    reward: float
+    discount: float
+
+
+def solve(
+    world: LanguageEnv, max_states: int = MAX_STATES, on_state: Callable[[int, int], object] | None = None
+) -> Solution:
+    """Search a deterministic world from its start: breadth first, then value iteration over all that was found.
+
+    Parameters
+    ----------
+    world : LanguageEnv
+        One with phrases and :attr:`LanguageEnv.state`, whose fields must be hashable. It is used up.
+    max_states : int
+        Give up where there are more situations than that.
+    on_state : callable, optional
+        Told, after each situation, how many have been searched and how many are known.
+
+    Raises
+    ------
+    PlanningError
+        If any text is an action, chance plays a part, there are too many situations, or returns have no bound.
+    """
+    if not world.action_names:
+        raise PlanningError("in this world any text is an action: there is no trying all of them")
+    world.reset(seed=0)
+    try:
+        begin = world.state
+        numbers = {_situation(world): 0}
+    except (AttributeError, TypeError) as error:
+        raise PlanningError(f"the situations of this world cannot be told apart: {error}") from None
+    to_search = [begin]
+    outcomes: list[list[_Outcome]] = []
+    came_from: dict[int, tuple[int, int]] = {}
+    ends = set()
+    shortest: tuple[str, ...] | None = None
+
+    def way_to(number: int) -> tuple[str, ...]:
+        phrases: list[str] = []
+        while number:
+            number, phrase = came_from[number]
+            phrases.append(world.action_names[phrase])
+        return tuple(reversed(phrases))
+
+    for at, state in enumerate(to_search):  # which grows meanwhile
+        world.state = state
+        found = []
+        for phrase in world.available_action_ids():
+            world.state = state
+            _, reward, terminated, _, info = world.step(world.action_names[phrase])
+            discount = world.discount ** info.get("primitive_steps", 1)
+            after, situation = world.state, _situation(world)
+            if after["random"] != begin["random"]:
+                raise PlanningError("chance plays a part in this world: there is no best sequence of phrases")
+            if terminated:
+                ends.add(situation)
+                found.append(_Outcome(phrase, -1, float(reward), discount))
+                if shortest is None and info.get("success", terminated):
+                    shortest = (*way_to(at), world.action_names[phrase])
+                continue
+            if situation not in numbers:
+                numbers[situation] = len(to_search)
+                came_from[len(to_search)] = at, phrase
+                to_search.append(_with_clock_of(world, after, begin))
+                if len(numbers) > max_states:
+                    raise PlanningError(f"there are more than {max_states:,} situations in this world")
+            found.append(_Outcome(phrase, numbers[situation], float(reward), discount))
+        outcomes.append(found)
+        if on_state is not None:
+            on_state(at + 1, len(numbers))
+    values, choices = _value_iteration(outcomes)
+    best = _follow(outcomes, choices)
+    names = world.action_names
+    return Solution(
+        len(numbers) + len(ends),
+        shortest,
+        None if best is None else tuple(names[phrase] for phrase in best),
+        float(values[0]),
+    )
+
+
+def _situation(world: LanguageEnv) -> tuple[Any, ...]:
+    """All that changes but the clock; hashable, or a TypeError."""
+    fields = world.state["fields"]
+    situation = tuple(value for name, value in fields.items() if name not in (*world._clock_fields, "_running"))
+    hash(situation)
+    return situation
+
+
+def _with_clock_of(world: LanguageEnv, state: dict[str, Any], begin: dict[str, Any]) -> dict[str, Any]:
+    clock = {name: begin["fields"][name] for name in (*world._clock_fields, "_running")}
+    return state | {"fields": state["fields"] | clock}
+
+
+def _value_iteration(outcomes: list[list[_Outcome]]) -> tuple[np.ndarray, np.ndarray]:
+    """Best return of every situation, and which of its outcomes earns it."""
+    shape = len(outcomes), max(map(len, outcomes))
+    after = np.full(shape, -1)
+    reward = np.full(shape, -np.inf)
+    discount = np.zeros(shape)
+    for row, found in enumerate(outcomes):
+        for column, outcome in enumerate(found):
+            after[row, column], reward[row, column], discount[row, column] = outcome[1:]
+    values = np.zeros(len(outcomes) + 1)  # the last is that of an episode that is over
+    for _ in range(_SWEEPS):
+        returns = reward + discount * values[after]
+        improved = returns.max(axis=1)
+        change = np.abs(improved - values[:-1]).max()
+        values[:-1] = improved
+        if change < _TOLERANCE:
+            return values, returns.argmax(axis=1)
+    raise PlanningError("returns in this world have no bound: reward can be had again and again without a discount")
+
+
+def _follow(outcomes: list[list[_Outcome]], choices: np.ndarray) -> list[int] | None:
+    """The phrases of the best choices from the start to the end of the episode."""
+    phrases: list[int] = []
+    at = 0
+    while at >= 0:
+        if len(phrases) > len(outcomes):
+            return None
+        outcome = outcomes[at][choices[at]]
+        phrases.append(outcome.phrase)
+        at = outcome.after
+    return phrases

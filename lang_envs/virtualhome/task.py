@@ -1,0 +1,169 @@
+"""What a task is, and what is wrong with one that is not.
+
+A condition is a line such as ``"hold_chips or chips_on_coffeetable"``: names of symbolic fields, each perhaps with
+``not`` before it, joined by ``or``. Several conditions hold when each of them does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from lang_envs.virtualhome.household import PROPERTIES, ROOMS, Household, State, Thing
+from lang_envs.virtualhome.narration import action_phrases
+
+Conditions = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to be done in a household.
+
+    Parameters
+    ----------
+    instruction : str
+        What the person is told to do, a sentence.
+    things : sequence of Thing
+        What is in the household, in the order in which it is spoken of.
+    goal : sequence of str
+        Conditions of which all must be true, seen or not, for the task to be done.
+    start : str
+        The room where the person starts.
+    menu : mapping from str to sequence of str
+        For a phrase, the conditions under which it is offered, judged by what is seen. A phrase that the menu does not
+        name is offered whenever saying it would change something.
+
+    Raises
+    ------
+    ValueError
+        Naming the field, its value, and what is possible there.
+    """
+
+    instruction: str
+    things: tuple[Thing, ...]
+    goal: Conditions
+    start: str = "kitchen"
+    menu: tuple[tuple[str, Conditions], ...] = ()
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # frozen: what was given as lists and mappings becomes tuples, once
+        _check_name("instruction", self.instruction)
+        put(
+            self,
+            "things",
+            tuple(_thing(f"things[{i}]", thing) for i, thing in enumerate(_items("things", self.things))),
+        )
+        _check_places(self.things)
+        _check_choice("start", self.start, ROOMS)
+        known = [fact.field for fact in self.household.facts]
+        if twice := {field for field in known if known.count(field) > 1}:
+            raise ValueError(f"things: two things would share the field {sorted(twice)[0]!r}; give one another name")
+        put(self, "goal", _conditions("goal", self.goal, known))
+        if not self.goal:
+            raise ValueError("goal: there is no condition, so there is nothing to do")
+        menu = self.menu.items() if isinstance(self.menu, Mapping) else _items("menu", self.menu)
+        rows = []
+        for phrase, conditions in menu:
+            _check_choice("menu", phrase, action_phrases(self.household))
+            rows.append((phrase, _conditions(f"menu[{phrase!r}]", conditions, known)))
+        put(self, "menu", tuple(rows))
+        if self.is_done(self.household.initial_state()):
+            raise ValueError(f"goal: {list(self.goal)} is reached before anything is done")
+
+    @cached_property
+    def household(self) -> Household:
+        return Household(self.things, self.start)
+
+    def is_done(self, state: State) -> bool:
+        return _all_hold(self.goal, self.household.true_fields(state))
+
+    def offered(self, state: State) -> tuple[int, ...]:
+        """Indices of the actions that are offered; two states that look alike offer the same."""
+        seen, menu = self.household.observe(state), dict(self.menu)
+        actions = zip(action_phrases(self.household), self.household.actions, strict=True)
+        return tuple(
+            i
+            for i, (phrase, action) in enumerate(actions)
+            if (_all_hold(menu[phrase], seen) if phrase in menu else self.household.perform(state, action) != state)
+        )
+
+
+def _thing(where: str, thing: Thing | Mapping[str, Any]) -> Thing:
+    if isinstance(thing, Mapping):
+        thing = Thing(**keywords(where, thing, Thing))
+    if not isinstance(thing, Thing):
+        raise ValueError(f"{where}: {thing!r} is not a thing with a name, a place and properties")
+    _check_name(f"{where}.name", thing.name)
+    properties = tuple(_items(f"{where}.properties", thing.properties))
+    for name in properties:
+        _check_choice(f"{where}.properties", name, PROPERTIES)
+    if not isinstance(thing.plural, bool):
+        raise ValueError(f"{where}.plural: {thing.plural!r} is neither true nor false")
+    made = Thing(thing.name.strip(), thing.place, properties, thing.plural)
+    for one, other in (("surface", "container"), ("grabbable", "surface"), ("grabbable", "container")):
+        if made.can(one) and made.can(other):
+            raise ValueError(f"{where}.properties: {thing.name!r} cannot be both {one} and {other}")
+    return made
+
+
+def _check_places(things: Sequence[Thing]) -> None:
+    if not things:
+        raise ValueError("things: there is nothing in the household")
+    names = [*ROOMS, *(thing.name for thing in things)]
+    for i, thing in enumerate(things):
+        if names.count(thing.name) > 1:
+            raise ValueError(f"things[{i}].name: there is another {thing.name!r}")
+        receptacles = [other.name for other in things if other.holds_things] if thing.can("grabbable") else []
+        _check_choice(f"things[{i}].place", thing.place, (*ROOMS, *receptacles))
+
+
+def _conditions(where: str, given: Any, known: Sequence[str]) -> Conditions:
+    conditions = tuple(_items(where, given))
+    for i, condition in enumerate(conditions):
+        if not isinstance(condition, str) or not condition.strip():
+            raise ValueError(f"{where}[{i}]: {condition!r} is not a condition such as 'not {known[0]}'")
+        for literal in condition.split(" or "):
+            _check_choice(f"{where}[{i}]", literal.strip().removeprefix("not ").strip(), known)
+    return conditions
+
+
+def _all_hold(conditions: Iterable[str], facts: Mapping[str, bool]) -> bool:
+    return all(any(_holds(literal.strip(), facts) for literal in line.split(" or ")) for line in conditions)
+
+
+def _holds(literal: str, facts: Mapping[str, bool]) -> bool:
+    field = literal.removeprefix("not ")
+    return facts[field.strip()] != (field != literal)
+
+
+def _check_name(where: str, value: Any) -> None:
+    if not isinstance(value, str) or not value.strip() or not (value.isascii() and value.isprintable()):
+        raise ValueError(f"{where}: {value!r} is not one line of plain text")
+
+
+def _check_choice(where: str, value: Any, choices: Iterable[str]) -> None:
+    choices = list(choices)
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{where}: {value!r} is not one of {', '.join(choices)}.{hint}")
+
+
+def _items(where: str, value: Any) -> Iterable[Any]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise ValueError(f"{where}: {value!r} is not a list")
+    return value
+
+
+def keywords(where: str, given: Mapping[str, Any], made: type[Any]) -> dict[str, Any]:
+    """The fields of a mapping, none unknown and none missing."""
+    for name in given:
+        _check_choice(where, name, [field.name for field in fields(made)])
+    needed = ("name", "place") if made is Thing else ("instruction", "things", "goal")
+    for name in needed:
+        if name not in given:
+            raise ValueError(f"{where}.{name} is missing")
+    return dict(given)

@@ -1,0 +1,154 @@
+"""The tasks of the suite, each a row of data, and where others come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lang_envs.virtualhome.household import ROOMS, Thing, identifier
+from lang_envs.virtualhome.task import Conditions, Task, keywords
+
+MAX_STEPS = 50
+"""Steps after which an episode is truncated, whatever the task."""
+
+
+def put_away(
+    instruction: str,
+    thing: str,
+    container: str,
+    *,
+    thing_in: str = "kitchen",
+    container_in: str = "kitchen",
+    plural: bool = False,
+) -> Task:
+    """A task like the source's food preparation: done when the thing is in the container and the container closed.
+
+    The menu is the source's: it offers the hands' work at the container whether or not it changes anything, and
+    walking to the thing while it is in hand, but walking to neither where both are near already.
+    """
+    x, c = identifier(thing), identifier(container)
+    near_container = (f"close_to_{c}",)
+    return Task(
+        instruction,
+        things=(
+            Thing(thing, thing_in, ("grabbable",), plural),
+            Thing(container, container_in, ("container",)),
+        ),
+        goal=(f"{x}_in_{c}", f"not is_{c}_open"),
+        menu=(
+            (
+                f"walk to the {thing}",
+                (
+                    f"see_{x}",
+                    f"in_{identifier(thing_in)} or in_{identifier(container_in)}",
+                    f"not close_to_{x} or hold_{x}",
+                ),
+            ),
+            (f"walk to the {container}", (f"see_{c}", f"not close_to_{c}")),
+            (f"grab the {thing}", (f"close_to_{x}", f"not hold_{x}", f"not close_to_{c}")),
+            (f"put the {thing} in the {container}", (f"hold_{x}", *near_container)),
+            (f"open the {container}", near_container),
+            (f"close the {container}", near_container),
+        ),
+    )
+
+
+def _entertainment() -> Task:
+    """The source's second task. Its menu never offers standing up once one sits, nor a way to what is left behind."""
+    in_kitchen, hands_full = "in_kitchen", "hold_chips or hold_milk"
+    leaves_table = f"not close_to_coffeetable or {hands_full}"
+    on_sofa = ("close_to_sofa", "is_tv_on", "not is_sit_sofa")
+    at_dark_tv = ("close_to_tv", "not is_tv_on")
+    at_empty_table = ("close_to_coffeetable", "not chips_on_coffeetable", "not milk_on_coffeetable")
+
+    def snack(name: str, other: str) -> tuple[tuple[str, Conditions], ...]:
+        unseen_other = f"see_{other}", f"not hold_{other} or see_{name}"
+        return (
+            (f"walk to the {name}", (in_kitchen, f"not close_to_{name}", *unseen_other)),
+            (f"grab the {name}", (in_kitchen, f"close_to_{name}", f"not hold_{name}")),
+            (f"put the {name} on the coffee table", (f"hold_{name}", *at_empty_table)),
+        )
+
+    return Task(
+        "Sit on the sofa and watch TV with the chips and the milk at hand.",
+        things=(
+            Thing("chips", "kitchen", ("grabbable",), plural=True),
+            Thing("milk", "kitchen", ("grabbable",)),
+            Thing("coffee table", "living room", ("surface",)),
+            Thing("TV", "living room", ("switch", "screen")),
+            Thing("sofa", "living room", ("seat",)),
+        ),
+        goal=(
+            "is_sit_sofa",
+            "is_face_tv",
+            "is_tv_on",
+            "hold_chips or chips_on_coffeetable",
+            "hold_milk or milk_on_coffeetable",
+        ),
+        menu=(
+            *((f"walk to the {room}", (f"not in_{identifier(room)}",)) for room in ROOMS),
+            *snack("chips", "milk"),
+            *snack("milk", "chips"),
+            ("walk to the coffee table", ("in_livingroom", "not close_to_coffeetable", "not is_sit_sofa")),
+            ("walk to the TV", ("in_livingroom", "not close_to_tv", "not is_sit_sofa", leaves_table)),
+            ("walk to the sofa", ("in_livingroom", "not close_to_sofa", leaves_table)),
+            ("turn on the TV", at_dark_tv),
+            ("turn off the TV", at_dark_tv),
+            ("sit on the sofa", on_sofa),
+            ("stand up from the sofa", on_sofa),
+        ),
+    )
+
+
+TASKS: dict[str, Task] = {
+    "food-preparation": put_away("Heat the pancake in the microwave.", "pancake", "microwave"),
+    "entertainment": _entertainment(),
+    "cheese": put_away("Heat the cheese in the microwave.", "cheese", "microwave"),
+    "hamburger": put_away("Heat the hamburger in the microwave.", "hamburger", "microwave"),
+    "apple-pie": put_away("Heat the apple pie in the microwave.", "apple pie", "microwave"),
+    "pizza": put_away("Heat the pizza in the microwave.", "pizza", "microwave"),
+    "washing-plate": put_away("Wash the dirty plate in the dishwasher.", "dirty plate", "dishwasher"),
+    "laundry": put_away("Wash the clothes in the washing machine.", "clothes", "washing machine", plural=True),
+    "juice": put_away("Cool the juice in the fridge.", "juice", "fridge", thing_in="living room"),
+    "towel": put_away(
+        "Wash the towel in the washing machine.",
+        "towel",
+        "washing machine",
+        thing_in="bedroom",
+        container_in="bathroom",
+    ),
+}
+"""The two tasks of the source, and eight that nothing is trained on; in the last two the way is longer."""
+
+UNSEEN_TASKS = tuple(TASKS)[2:]
+
+
+def load_task(task: Task | Mapping[str, Any] | str | Path) -> Task:
+    """A task as it is, as a mapping of its fields, by its name in :data:`TASKS`, or from a YAML file.
+
+    Raises
+    ------
+    ValueError
+        Naming the file and the field that is wrong.
+    FileNotFoundError
+        If there is no such file.
+    """
+    if isinstance(task, Task):
+        return task
+    if isinstance(task, Mapping):
+        return Task(**keywords("task", task, Task))
+    if task in TASKS:
+        return TASKS[str(task)]
+    path = Path(task)
+    if path.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"task: {task!r} is neither a .yaml file nor one of {', '.join(TASKS)}")
+    import yaml
+
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(read, Mapping):
+            raise ValueError(f"a task is a mapping of its fields, not {type(read).__name__}")
+        return load_task(read)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from None
