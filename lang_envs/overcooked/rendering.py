@@ -3,61 +3,54 @@
 from __future__ import annotations
 
 from math import cos, pi, sin
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lang_envs.overcooked.kitchen import CHOPS_NEEDED, HELD, IN_BOWL, NOTHING, SIZE, Cell, Kitchen, State, is_floor
+from lang_envs.pictures import INK, PAPER, WHITE, Picture, Place, Sprite
 
-if TYPE_CHECKING:
-    from PIL.ImageDraw import ImageDraw
-
-Place = tuple[float, float]
-"""Where the middle of a sprite goes, in cells: row, column."""
 CELL = 64
 """Side of a cell in pixels; the picture has ``SIZE`` cells either way and a caption of ``CAPTION`` pixels below."""
 CAPTION = 52
 
-_SMOOTH = 3  # drawn that much larger, then scaled down
 _GROUND = {(True, True): "#f6ecd4", (True, False): "#aca79f", (False, True): "#c4b59c", (False, False): "#8b8276"}
-_INK, _PAPER, _WHITE, _GOLD = "#3a3530", "#fffaf0", "#ffffff", "#f2c14e"
+_GOLD = "#f2c14e"
 
-# A shape is a method of Pillow's pen, fill, outline, and points (across, down) in cells from the middle of its cell.
 _CIRCLE = [(sin(k * pi / 5), -cos(k * pi / 5)) for k in range(10)]
 _STAR = [(x, y) if k % 2 == 0 else (0.6 * x, 0.6 * y) for k, (x, y) in enumerate(_CIRCLE)]
-_SPRITES: dict[str, list[tuple[Any, ...]]] = {
+_SPRITES: dict[str, Sprite] = {
     "board": [
         ("rectangle", "#d9a066", "#7c5230", -0.42, -0.37, 0.42, 0.37),
         *(("rectangle", "#c68d52", None, -0.36, y, 0.2, y + 0.015) for y in (-0.2, 0.0, 0.2)),
-        ("rectangle", "#e8eef2", _INK, 0.26, -0.31, 0.36, 0.1),
-        ("rectangle", _INK, None, 0.29, 0.1, 0.34, 0.31),
+        ("rectangle", "#e8eef2", INK, 0.26, -0.31, 0.36, 0.1),
+        ("rectangle", INK, None, 0.29, 0.1, 0.34, 0.31),
     ],
     "delivery": [
         ("rectangle", "#3f7cac", "#1f4e73", -0.44, -0.44, 0.44, 0.44),
-        ("ellipse", _GOLD, _INK, -0.05, -0.29, 0.05, -0.17),
-        ("ellipse", _GOLD, _INK, -0.28, -0.2, 0.28, 0.36),
+        ("ellipse", _GOLD, INK, -0.05, -0.29, 0.05, -0.17),
+        ("ellipse", _GOLD, INK, -0.28, -0.2, 0.28, 0.36),
         ("rectangle", "#3f7cac", None, -0.3, 0.1, 0.3, 0.38),
-        ("rectangle", _PAPER, _INK, -0.33, 0.08, 0.33, 0.17),
+        ("rectangle", PAPER, INK, -0.33, 0.08, 0.33, 0.17),
     ],
     "cook": [
-        ("polygon", "#4a6fa5", _INK, -0.2, 0.08, 0.2, 0.08, 0.28, 0.2, 0.28, 0.47, -0.28, 0.47, -0.28, 0.2),
-        ("rectangle", _WHITE, None, -0.13, 0.12, 0.13, 0.44),
-        ("ellipse", "#f1c9a5", _INK, -0.2, -0.24, 0.2, 0.16),
-        *(("ellipse", _INK, None, x - 0.03, -0.05, x + 0.03, 0.01) for x in (-0.08, 0.08)),
-        ("polygon", _INK, None, -0.08, 0.06, 0.08, 0.06, 0.0, 0.11),
-        *(("ellipse", _WHITE, _INK, x - 0.13, -0.43, x + 0.13, -0.17) for x in (-0.14, 0.14)),
-        ("ellipse", _WHITE, _INK, -0.13, -0.48, 0.13, -0.22),
-        ("rectangle", _WHITE, _INK, -0.19, -0.28, 0.19, -0.15),
+        ("polygon", "#4a6fa5", INK, -0.2, 0.08, 0.2, 0.08, 0.28, 0.2, 0.28, 0.47, -0.28, 0.47, -0.28, 0.2),
+        ("rectangle", WHITE, None, -0.13, 0.12, 0.13, 0.44),
+        ("ellipse", "#f1c9a5", INK, -0.2, -0.24, 0.2, 0.16),
+        *(("ellipse", INK, None, x - 0.03, -0.05, x + 0.03, 0.01) for x in (-0.08, 0.08)),
+        ("polygon", INK, None, -0.08, 0.06, 0.08, 0.06, 0.0, 0.11),
+        *(("ellipse", WHITE, INK, x - 0.13, -0.43, x + 0.13, -0.17) for x in (-0.14, 0.14)),
+        ("ellipse", WHITE, INK, -0.13, -0.48, 0.13, -0.22),
+        ("rectangle", WHITE, INK, -0.19, -0.28, 0.19, -0.15),
     ],
     "bowl": [
-        ("polygon", _WHITE, _INK, -0.36, 0, 0.36, 0, 0.31, 0.18, 0.17, 0.32, -0.17, 0.32, -0.31, 0.18),
-        ("ellipse", "#ccd6dd", _INK, -0.36, -0.15, 0.36, 0.15),
+        ("polygon", WHITE, INK, -0.36, 0, 0.36, 0, 0.31, 0.18, 0.17, 0.32, -0.17, 0.32, -0.31, 0.18),
+        ("ellipse", "#ccd6dd", INK, -0.36, -0.15, 0.36, 0.15),
     ],
-    "cut": [("rectangle", _WHITE, None, -0.02, -0.31, 0.02, 0.31)],
+    "cut": [("rectangle", WHITE, None, -0.02, -0.31, 0.02, 0.31)],
     "tomato": [
-        ("ellipse", "#d8341f", _INK, -0.3, -0.27, 0.3, 0.29),
+        ("ellipse", "#d8341f", INK, -0.3, -0.27, 0.3, 0.29),
         ("ellipse", "#ff9c7d", None, -0.18, -0.12, -0.07, -0.01),
-        ("polygon", "#3f9a35", _INK, *(v for x, y in _STAR for v in (0.18 * x, 0.12 * y - 0.23))),
+        ("polygon", "#3f9a35", INK, *(v for x, y in _STAR for v in (0.18 * x, 0.12 * y - 0.23))),
     ],
     "lettuce": [
         ("ellipse", fill, "#2d7327", far * x - leaf, far * y - leaf, far * x + leaf, far * y + leaf)
@@ -65,12 +58,12 @@ _SPRITES: dict[str, list[tuple[Any, ...]]] = {
         for x, y in _CIRCLE
     ],
     "onion": [
-        ("polygon", "#8e4585", _INK, -0.15, -0.2, 0, -0.4, 0.15, -0.2),
-        ("ellipse", "#8e4585", _INK, -0.3, -0.27, 0.3, 0.27),
+        ("polygon", "#8e4585", INK, -0.15, -0.2, 0, -0.4, 0.15, -0.2),
+        ("ellipse", "#8e4585", INK, -0.3, -0.27, 0.3, 0.27),
         *(("ellipse", None, "#f3dcef", -x, -0.25, x, 0.25) for x in (0.08, 0.2)),
     ],
     "chopped tomato": [
-        ("ellipse", "#d8341f", _INK, -0.17, -0.17, 0.17, 0.17),
+        ("ellipse", "#d8341f", INK, -0.17, -0.17, 0.17, 0.17),
         ("ellipse", "#ff9c7d", None, -0.13, -0.13, 0.13, 0.13),
         *(("ellipse", "#ffe08a", None, x - 0.03, y - 0.03, x + 0.03, y + 0.03)
           for x, y in ((0, -0.07), (-0.06, 0.05), (0.06, 0.05))),
@@ -81,7 +74,7 @@ _SPRITES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "chopped onion": [
         ("ellipse", fill, None, -radius, -radius, radius, radius)
-        for fill, radius in ((_INK, 0.17), ("#8e4585", 0.155), ("#f3dcef", 0.125), ("#8e4585", 0.08), ("#f3dcef", 0.05))
+        for fill, radius in ((INK, 0.17), ("#8e4585", 0.155), ("#f3dcef", 0.125), ("#8e4585", 0.08), ("#f3dcef", 0.05))
     ],
 }  # fmt: skip
 
@@ -120,52 +113,39 @@ def draw(kitchen: Kitchen, state: State) -> np.ndarray:
     ImportError
         If Pillow is not installed.
     """
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError:
-        raise ImportError("pictures need Pillow: pip install 'lang-envs[render]'") from None
-    unit, width, height = CELL * _SMOOTH, SIZE * CELL, SIZE * CELL + CAPTION
-    image = Image.new("RGB", (width * _SMOOTH, height * _SMOOTH), _PAPER)
-    pen = ImageDraw.Draw(image)
+    picture = Picture(SIZE, SIZE, CELL, CAPTION)
     for x, y in ((x, y) for x in range(SIZE) for y in range(SIZE)):
-        fill = _GROUND[is_floor((x, y)), kitchen.in_view(state, (x, y))]
-        pen.rectangle((y * unit, x * unit, (y + 1) * unit - 1, (x + 1) * unit - 1), fill, "#6a6258", _SMOOTH // 2)
+        picture.fill(x, y, x + 1, y + 1, _GROUND[is_floor((x, y)), kitchen.in_view(state, (x, y))], "#6a6258")
     for board in kitchen.boards:
-        _stamp(pen, "board", board)
-    _stamp(pen, "delivery", kitchen.delivery)
+        picture.stamp(_SPRITES["board"], board)
+    picture.stamp(_SPRITES["delivery"], kitchen.delivery)
     for item, location in enumerate(state.locations):
         if location not in (HELD, IN_BOWL):
-            _draw_item(pen, kitchen, state, item, location)
-    _stamp(pen, "cook", state.cook)
+            _draw_item(picture, kitchen, state, item, location)
+    picture.stamp(_SPRITES["cook"], state.cook)
     if state.held != NOTHING:
-        _draw_item(pen, kitchen, state, state.held, (state.cook[0] + 0.22, state.cook[1] + 0.22), 0.7)
+        _draw_item(picture, kitchen, state, state.held, (state.cook[0] + 0.22, state.cook[1] + 0.22), 0.7)
     for line, text in enumerate(_caption(kitchen, state)):
-        pen.text((unit / 6, (SIZE + 0.08 + 0.36 * line) * unit), text, _INK, ImageFont.load_default(unit // 4))
-    return np.array(image.resize((width, height), Image.Resampling.LANCZOS))
+        picture.write(text, SIZE + 0.08 + 0.36 * line, 1 / 6, 0.25)
+    return picture.array()
 
 
-def _draw_item(pen: ImageDraw, kitchen: Kitchen, state: State, item: int, at: Place, size: float = 1) -> None:
+def _draw_item(picture: Picture, kitchen: Kitchen, state: State, item: int, at: Place, size: float = 1) -> None:
     if item == kitchen.bowl:
-        _stamp(pen, "bowl", at, size)
+        picture.stamp(_SPRITES["bowl"], at, size)
         contents = _in_bowl(kitchen, state)
         for place, food in enumerate(contents):
             middle = 0.2 * (place - (len(contents) - 1) / 2)
             for dx, dy in ((-0.03, -0.06), (-0.05, 0.06), (-0.14, 0.0)):
-                _stamp(pen, f"chopped {food}", (at[0] + dx * size, at[1] + (middle + dy) * size), 0.65 * size)
+                scattered = at[0] + dx * size, at[1] + (middle + dy) * size
+                picture.stamp(_SPRITES[f"chopped {food}"], scattered, 0.65 * size)
     elif kitchen.is_chopped(state, item):
         for dx, dy in ((-0.16, 0.0), (0.1, -0.17), (0.1, 0.17)):
-            _stamp(pen, f"chopped {kitchen.foods[item]}", (at[0] + dx * size, at[1] + dy * size), size)
+            picture.stamp(_SPRITES[f"chopped {kitchen.foods[item]}"], (at[0] + dx * size, at[1] + dy * size), size)
     else:
-        _stamp(pen, kitchen.foods[item], at, size)
+        picture.stamp(_SPRITES[kitchen.foods[item]], at, size)
         for cut in range(state.chops[item]):
-            _stamp(pen, "cut", (at[0], at[1] + 0.2 * (cut - 0.5) * size), size)
-
-
-def _stamp(pen: ImageDraw, sprite: str, at: Place, size: float = 1) -> None:
-    unit = CELL * _SMOOTH
-    for method, fill, outline, *points in _SPRITES[sprite]:
-        moved = [((at[1 - k % 2] + 0.5 + size * value) * unit) for k, value in enumerate(points)]
-        getattr(pen, method)(moved, fill=fill, outline=outline, width=4)
+            picture.stamp(_SPRITES["cut"], (at[0], at[1] + 0.2 * (cut - 0.5) * size), size)
 
 
 def _caption(kitchen: Kitchen, state: State) -> tuple[str, str]:

@@ -3,7 +3,8 @@
 The model reads what uniformly random policies see and say in the worlds, and nothing else: it learns the language and
 none of the solutions. A random policy's distribution over what to say next is known, so every distinct observation is
 read once with all its available phrases behind it, each weighted alike: the expected loss over the policy's choices
-instead of a sample of them.
+instead of a sample of them. Observations are drawn in proportion to the square root of how often they were met: what is
+rare in random play, or in a world of many situations, is not rare in learning.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def main() -> None:
             questions.append(question(tokenizer, text, phrases))
             counts.append(times)
             floor.append(math.log(len(phrases)))
-    share = np.array(counts) / np.sum(counts)
+    share = np.sqrt(counts) / np.sqrt(counts).sum()
     print(f"{len(questions)} distinct observations; entropy floor {share @ floor:.4f} nats per action")
 
     model = LlamaForCausalLM(
@@ -123,7 +124,7 @@ def main() -> None:
     recent: list[tuple[float, float]] = []
     with Progress() as progress:
         task = progress.add_task("pre-training", total=arguments.steps)
-        for _ in range(arguments.steps):
+        for step in range(1, arguments.steps + 1):
             drawn, repeats = np.unique(rng.choice(len(questions), arguments.batch, p=share), return_counts=True)
             loss, action_nll = expected_loss(model, [questions[i] for i in drawn], repeats, tokenizer.pad_id)
             optimizer.zero_grad()
@@ -133,7 +134,10 @@ def main() -> None:
             schedule.step()
             recent = [*recent[-49:], (loss.item(), action_nll)]
             mean_loss, mean_action = np.mean(recent, axis=0)
-            progress.update(task, advance=1, description=f"loss {mean_loss:.4f}, action {mean_action:.4f}")
+            standing = f"loss {mean_loss:.4f}, action {mean_action:.4f}"
+            progress.update(task, advance=1, description=standing)
+            if step % 100 == 0 and not progress.console.is_terminal:
+                print(f"step {step} of {arguments.steps}: {standing}", flush=True)
 
     report: dict[str, Any] = {
         "parameters": model.num_parameters(),

@@ -1,0 +1,199 @@
+"""The household as a floor plan, in plain text and as a picture, both made from the state alone."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+import numpy as np
+
+from lang_envs.pictures import INK, PAPER, WHITE, Picture, Place, Sprite
+from lang_envs.virtualhome.household import HELD, NOWHERE, ROOMS, Household, State, Thing
+from lang_envs.virtualhome.task import Task
+
+PLAN = (("kitchen", "living room"), ("bathroom", "bedroom"))
+"""The rooms as they lie beside each other."""
+CELL = 60
+"""Side of a cell in pixels; a room has ``ROWS`` × ``COLUMNS`` cells; a caption of ``CAPTION`` pixels stands below."""
+ROWS, COLUMNS, CAPTION = 4, 5, 56
+
+_LEAST_LINES = 2  # of a room in plain text
+_LIT, _DARK, _WALL = "#f6ecd4", "#b9b2a6", "#5b5148"
+_GRABBABLE = ("#d9a066", "#8fb8de", "#e2725b", "#8fbf6b", "#c58fd0", "#f2c14e")
+_PERSON: Sprite = [
+    ("polygon", "#4a6fa5", INK, -0.2, 0.08, 0.2, 0.08, 0.28, 0.2, 0.28, 0.47, -0.28, 0.47, -0.28, 0.2),
+    ("ellipse", "#f1c9a5", INK, -0.2, -0.3, 0.2, 0.12),
+    (
+        "polygon",
+        "#6b4a2b",
+        INK,
+        -0.21,
+        -0.08,
+        -0.17,
+        -0.27,
+        0.0,
+        -0.36,
+        0.17,
+        -0.27,
+        0.21,
+        -0.08,
+        0.12,
+        -0.2,
+        -0.12,
+        -0.2,
+    ),
+    *(("ellipse", INK, None, x - 0.03, -0.12, x + 0.03, -0.06) for x in (-0.08, 0.08)),
+]
+_TABLE: Sprite = [
+    ("rectangle", "#8a5a33", INK, -0.36, 0.08, -0.28, 0.42),
+    ("rectangle", "#8a5a33", INK, 0.28, 0.08, 0.36, 0.42),
+    ("rectangle", "#c68d52", INK, -0.44, -0.04, 0.44, 0.1),
+]
+_SEAT: Sprite = [
+    ("rectangle", "#8e4585", INK, -0.4, -0.3, 0.4, 0.2),
+    ("rectangle", "#a965a0", INK, -0.32, 0.02, 0.32, 0.24),
+    ("rectangle", "#8e4585", INK, -0.46, -0.1, -0.32, 0.32),
+    ("rectangle", "#8e4585", INK, 0.32, -0.1, 0.46, 0.32),
+]
+_BOX: Sprite = [("rectangle", "#dfe5e8", INK, -0.42, -0.36, 0.42, 0.36)]
+_DOOR: Sprite = [
+    ("rectangle", "#6f8390", INK, -0.34, -0.28, 0.2, 0.28),
+    ("rectangle", INK, None, 0.1, -0.14, 0.14, 0.14),
+]
+_INSIDE: Sprite = [
+    ("rectangle", "#3c474e", INK, -0.34, -0.28, 0.2, 0.28),
+    ("polygon", "#6f8390", INK, -0.34, -0.28, -0.47, -0.2, -0.47, 0.4, -0.34, 0.28),
+]
+_BUTTONS: Sprite = [("ellipse", WHITE, INK, 0.27, y, 0.35, y + 0.08) for y in (-0.22, -0.06)]
+_STAND: Sprite = [("rectangle", INK, None, -0.05, 0.2, 0.05, 0.36), ("rectangle", INK, None, -0.25, 0.32, 0.25, 0.37)]
+_SHINE = ("ellipse", WHITE, None, -0.16, -0.14, -0.06, -0.06)
+_LAMP: dict[bool, Sprite] = {
+    lit: [("ellipse", colour, INK, 0.26, 0.2, 0.36, 0.3)] for lit, colour in ((True, "#6fdc5a"), (False, "#8b8276"))
+}
+_SCREEN: dict[bool, Sprite] = {
+    lit: [("rectangle", colour, INK, -0.44, -0.3, 0.44, 0.22), *_STAND]
+    for lit, colour in ((True, "#7fd1ff"), (False, "#2f3437"))
+}
+
+
+def write(task: Task, state: State) -> str:
+    """A floor plan in plain text: what is where, whether it is open or on, what is near, and where the person is."""
+    rooms = {room: _lines(task.household, state, room) for room in ROOMS}
+    width = max(34, *(len(line) for lines in rooms.values() for line in lines)) + 2
+    plan = [task.instruction]
+    for row in PLAN:
+        plan.append("+" + "+".join(f"- {room} ".ljust(width, "-") for room in row) + "+")
+        lines = zip_longest(*(rooms[room] for room in row), [""] * _LEAST_LINES, fillvalue="")
+        plan += ["|" + "|".join(f" {cell}".ljust(width) for cell in cells[:-1]) + "|" for cells in lines]
+    plan.append("+" + "+".join("-" * width for _ in PLAN[0]) + "+")
+    return "\n".join([*plan, _hands(task.household, state), "@ the person  > near"])
+
+
+def _lines(household: Household, state: State, room: str) -> list[str]:
+    index = ROOMS.index(room)
+    lines = []
+    if state.room == index:
+        posture = f", sitting on the {household.things[state.seat].name}" if state.seat != NOWHERE else ""
+        lines.append(f"@ the person{posture}")
+    for i, thing in enumerate(household.things):
+        if state.places[i] != index:
+            continue
+        mark = ">" if state.room == index and household.is_near(state, i) else " "
+        lines.append(f"{mark} {_described(thing, i, state)}")
+        for inner in household.contents(state, i):
+            near = state.room == index and household.is_near(state, inner) and household.is_seen(state, inner)
+            where = "in it" if thing.can("container") else "on it"
+            lines.append(f"{'>' if near else ' '}   {where}: {_described(household.things[inner], inner, state)}")
+    return lines
+
+
+def _described(thing: Thing, index: int, state: State) -> str:
+    states = []
+    if thing.can("container"):
+        states.append("open" if index in state.opened else "closed")
+    if thing.can("switch"):
+        states.append("on" if index in state.switched_on else "off")
+    return f"{thing.name} ({', '.join(states)})" if states else thing.name
+
+
+def _hands(household: Household, state: State) -> str:
+    held = [thing.name for thing, place in zip(household.things, state.places, strict=True) if place == HELD]
+    return f"In hand: {', '.join(held) or 'nothing'}"
+
+
+def draw(task: Task, state: State) -> np.ndarray:
+    """A floor plan as a picture, uint8 of shape (height, width, 3); the person's room is light, the others shaded.
+
+    What is inside something closed is drawn small on its door: the picture shows the world, not what the person sees.
+
+    Raises
+    ------
+    ImportError
+        If Pillow is not installed.
+    """
+    household = task.household
+    picture = Picture(ROWS * len(PLAN), COLUMNS * len(PLAN[0]), CELL, CAPTION)
+    for row, rooms in enumerate(PLAN):
+        for column, room in enumerate(rooms):
+            here = ROOMS.index(room) == state.room
+            top, left = row * ROWS, column * COLUMNS
+            picture.fill(top, left, top + ROWS, left + COLUMNS, _LIT if here else _DARK, _WALL)
+            picture.write(room, top + 0.08, left + 0.12, 0.24, _WALL)
+            _furnish(picture, household, state, ROOMS.index(room), (top, left))
+    picture.write(task.instruction, ROWS * len(PLAN) + 0.1, 0.15, 0.25)
+    picture.write(_hands(household, state), ROWS * len(PLAN) + 0.48, 0.15, 0.25)
+    return picture.array()
+
+
+def _furnish(picture: Picture, household: Household, state: State, room: int, corner: Place) -> None:
+    """Furniture along the upper wall, loose things below, and the person next to what is near."""
+    things = household.things
+    here = [i for i, place in enumerate(state.places) if place == room]
+    at: dict[int, Place] = {}
+    for row, loose in ((0.55, False), (2.55, True)):
+        group = [i for i in here if things[i].can("grabbable") == loose]
+        step = (COLUMNS - 1.3) / max(len(group), 3)
+        at |= {i: (corner[0] + row, corner[1] + 1 + step * k) for k, i in enumerate(group)}
+    for i, place in at.items():
+        _put(picture, things[i], i, state, place)
+        contents = household.contents(state, i)
+        on_top = things[i].can("surface")
+        shown = on_top or i in state.opened
+        for k, inner in enumerate(contents):
+            across = place[1] + 0.3 * (k - (len(contents) - 1) / 2) - (0 if on_top else 0.07)
+            spot = place[0] - (0.18 if on_top else -0.05), across
+            _put(picture, things[inner], inner, state, spot, 0.5 if shown else 0.25)
+        inside = ", ".join(things[inner].name for inner in contents)
+        label = things[i].name + (f": {inside}" if inside and shown else "")
+        picture.write(label, place[0] + 0.96, place[1] + 0.5, 0.2, anchor="mt")
+    if state.room == room:
+        focus = state.seat if state.seat != NOWHERE else next((i for i in at if i in state.near), None)
+        if focus is None:
+            person = corner[0] + 1.75, corner[1] + 0.1
+        elif state.seat != NOWHERE:
+            person = at[focus]
+        else:
+            below = 0.0 if things[focus].can("grabbable") else 1.15
+            person = at[focus][0] + below, at[focus][1] - (0.0 if below else 0.75)
+        picture.stamp(_PERSON, person, 0.9)
+        held = [i for i, place in enumerate(state.places) if place == HELD]
+        for side, i in zip((0.3, -0.3), held, strict=False):
+            _put(picture, things[i], i, state, (person[0] + 0.22, person[1] + side), 0.5)
+
+
+def _put(picture: Picture, thing: Thing, i: int, state: State, at: Place, size: float = 1) -> None:
+    on = i in state.switched_on
+    if thing.can("container"):
+        sprite = [*_BOX, *(_INSIDE if i in state.opened else _DOOR), *_BUTTONS]
+    elif thing.can("surface"):
+        sprite = _TABLE
+    elif thing.can("seat"):
+        sprite = _SEAT
+    elif thing.can("screen"):
+        sprite = _SCREEN[on]
+    elif thing.can("grabbable"):
+        sprite = [("ellipse", _GRABBABLE[i % len(_GRABBABLE)], INK, -0.3, -0.24, 0.3, 0.26), _SHINE]
+    else:
+        sprite = [("rectangle", PAPER, INK, -0.3, -0.3, 0.3, 0.3)]
+    picture.stamp(sprite, at, size)
+    if thing.can("switch") and not thing.can("screen"):
+        picture.stamp(_LAMP[on], at, size)
