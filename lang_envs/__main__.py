@@ -1,9 +1,10 @@
-"""``python -m lang_envs list`` shows the worlds, ``python -m lang_envs play ID`` lets a person play one."""
+"""``python -m lang_envs list`` shows the worlds, ``play ID`` lets a person play one, ``solve ID`` plans in it."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,15 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from lang_envs import WORLDS, LanguageEnv
+from lang_envs.planner import PlanningError, solve
+from lang_envs.registration import TEMPLATES
+
+KNOWN = WORLDS | TEMPLATES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m lang_envs", description="The worlds of lang-envs, and a way for a person to play them."
+        prog="python -m lang_envs", description="The worlds of lang-envs, and ways for a person to look into them."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser(
@@ -23,12 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="show every world: id, number of phrases, best known return, summary",
         description="Show every world. A return is discounted as the world's published returns are.",
     )
+    one_world = argparse.ArgumentParser(add_help=False)
+    one_world.add_argument("id", help="a world's id, as `list` shows it, for example Overcooked-tomato-salad-v0")
+    one_world.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an argument of the world, for example task=chores.yaml for VirtualHome-v0",
+    )
     player = commands.add_parser(
         "play",
+        parents=[one_world],
         help="play a world in the terminal",
         description="Play a world in the terminal: answer with the number of an action or with its phrase, q to quit.",
     )
-    player.add_argument("id", help="a world's id, as `list` shows it, for example Overcooked-tomato-salad-v0")
     player.add_argument("--seed", type=int, help="seed of the episode; without it, a random one")
     player.add_argument(
         "--render",
@@ -37,19 +51,75 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="ansi: show the whole world beside what the agent is told, where the world can be shown (default); "
         "none: only what the agent is told",
     )
+    solver = commands.add_parser(
+        "solve",
+        parents=[one_world],
+        help="find the shortest solution and the best return of a finite world",
+        description="Try everything in a finite world: the shortest solution, the best discounted return, and how many "
+        "situations there are. Step limits play no part.",
+    )
     options = parser.parse_args(arguments)
     if options.command == "list":
         _list()
         return 0
+    chosen = player if options.command == "play" else solver
     name = options.id.removeprefix("lang_envs:")
-    if name not in WORLDS:
-        player.error(_unknown(name))
-    if options.seed is not None and options.seed < 0:
-        player.error(f"--seed {options.seed} is negative")
-    world_class: Any = load_env_creator(WORLDS[name].entry_point)
-    shown = options.render == "ansi" and "ansi" in world_class.metadata["render_modes"]
-    play(gym.make(name, interface="text", render_mode="ansi" if shown else None), options.seed)
+    if name not in KNOWN:
+        chosen.error(_unknown(name))
+    given = dict(pair.partition("=")[::2] for pair in options.set)
+    if options.command == "play":
+        if options.seed is not None and options.seed < 0:
+            player.error(f"--seed {options.seed} is negative")
+        world_class: Any = load_env_creator(KNOWN[name].entry_point)
+        shown = options.render == "ansi" and "ansi" in world_class.metadata["render_modes"]
+        given["render_mode"] = "ansi" if shown else None
+    try:
+        env = gym.make(name, interface="text", **given)
+    except (ValueError, TypeError, OSError) as error:  # what is given with --set may not fit
+        chosen.error(str(error))
+    if options.command == "play":
+        play(env, options.seed)
+        return 0
+    try:
+        _solve(env)
+    except PlanningError as error:
+        solver.error(str(error))
     return 0
+
+
+def _solve(env: gym.Env[str, str]) -> None:
+    world = env.unwrapped
+    assert isinstance(world, LanguageEnv) and env.spec is not None
+    last = [0]
+
+    def show(searched: int, known: int) -> None:
+        if sys.stderr.isatty() and (searched - last[0] >= 500 or searched == known):
+            last[0] = searched
+            print(f"\r{searched:,} of {known:,} situations known so far\033[K", end="", file=sys.stderr, flush=True)
+
+    found = solve(world, on_state=show)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    print(f"{env.spec.id}: {found.states:,} reachable situations, the ends of episodes included")
+    if found.shortest is None:
+        print("No sequence of phrases leads to success.")
+    else:
+        print(f"Shortest solution, {len(found.shortest)} actions:")
+        _number(found.shortest)
+        limit = env.spec.max_episode_steps
+        if limit is not None and len(found.shortest) > limit:
+            print(f"That is more than the {limit} steps of an episode: make the world with max_episode_steps=...")
+    print(f"Best return {found.optimal_return:.6f} (discounted by {world.discount} a step)")
+    if found.best is None:
+        print("No episode that ends earns it: it is approached by going on forever.")
+    elif found.best != found.shortest:
+        print("is earned by:")
+        _number(found.best)
+
+
+def _number(phrases: Sequence[str]) -> None:
+    for number, phrase in enumerate(phrases, start=1):
+        print(f"{number:3}  {phrase}")
 
 
 def _list() -> None:
@@ -59,16 +129,17 @@ def _list() -> None:
         assert isinstance(env, LanguageEnv)
         best = "unknown" if env.optimal_return is None else f"{env.optimal_return:.4f}"
         rows.append((name, str(len(env.action_names) or "any text"), best, world.summary))
+    rows += [(name, "", "", world.summary) for name, world in TEMPLATES.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}")
 
 
 def _unknown(name: str) -> str:
-    by_lower_case = {known.lower(): known for known in WORLDS}
+    by_lower_case = {known.lower(): known for known in KNOWN}
     near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.3)
     hint = f"; did you mean {by_lower_case[near[0]]}?" if near else "."
-    return f"there is no world {name!r}{hint} The worlds are:\n  " + "\n  ".join(WORLDS)
+    return f"there is no world {name!r}{hint} The worlds are:\n  " + "\n  ".join(KNOWN)
 
 
 def play(env: gym.Env[str, str], seed: int | None = None) -> None:

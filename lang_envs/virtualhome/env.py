@@ -18,6 +18,7 @@ from lang_envs.virtualhome.tasks import TASKS, load_task
 
 DISCOUNT = 0.95
 """Discount of one step."""
+_SEARCHED = 10_000  # situations, a few seconds
 
 
 class View(NamedTuple):
@@ -65,8 +66,8 @@ def course_of(task: Task) -> Course:
 @cache
 def _optimal_return(task: Task) -> float | None:
     try:
-        return solve(VirtualHomeEnv(task)).optimal_return
-    except PlanningError:  # too many states
+        return solve(VirtualHomeEnv(task), max_states=_SEARCHED).optimal_return
+    except PlanningError:  # too many situations
         return None
 
 

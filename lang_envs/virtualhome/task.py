@@ -59,14 +59,17 @@ class Task:
         _check_places(self.things)
         _check_choice("start", self.start, ROOMS)
         known = [fact.field for fact in self.household.facts]
-        if twice := {field for field in known if known.count(field) > 1}:
-            raise ValueError(f"things: two things would share the field {sorted(twice)[0]!r}; give one another name")
+        if twice := [field for field in known if known.count(field) > 1]:
+            raise ValueError(f"things: two things would share the field {twice[0]!r}; give one another name")
         put(self, "goal", _conditions("goal", self.goal, known))
         if not self.goal:
             raise ValueError("goal: there is no condition, so there is nothing to do")
         menu = self.menu.items() if isinstance(self.menu, Mapping) else _items("menu", self.menu)
         rows = []
-        for phrase, conditions in menu:
+        for row in menu:
+            if isinstance(row, str) or len(row) != 2:
+                raise ValueError(f"menu: {row!r} is not a phrase with its conditions")
+            phrase, conditions = row
             _check_choice("menu", phrase, action_phrases(self.household))
             rows.append((phrase, _conditions(f"menu[{phrase!r}]", conditions, known)))
         put(self, "menu", tuple(rows))

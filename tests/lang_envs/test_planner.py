@@ -1,0 +1,156 @@
+"""The planner against closed forms, and the worlds it refuses."""
+
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import pytest
+
+from lang_envs import LanguageEnv, Transition
+from lang_envs.planner import PlanningError, solve
+
+
+class Corridor(LanguageEnv):
+    """Twelve cells in a row. A step costs 0.01, a jump of three cells lasts as long as two steps and costs 0.03; the
+    last cell ends the episode with a reward of 1, a door in the first with one of 0.3 and no success."""
+
+    action_names = ("step", "jump", "leave")
+    discount = 0.9
+    text_parts = (tuple(f"Cell {n}." for n in range(12)),)
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 1}
+    _state_fields: ClassVar[tuple[str, ...]] = ("cell", "time")
+    _clock_fields: ClassVar[tuple[str, ...]] = ("time",)
+    last = 11
+
+    def __init__(self) -> None:
+        super().__init__(max_text_length=10)
+        self.cell = self.time = 0
+
+    def _start(self, options: dict[str, Any]) -> None:
+        self.cell = self.time = 0
+
+    def available_action_ids(self) -> tuple[int, ...]:
+        return (0, 1, 2) if self.cell == 0 else (0, 1)
+
+    def _advance(self, action: int | str | None) -> Transition:
+        if action == 2:
+            return Transition(0.3, True, False, {"success": False})
+        lasts = 2 if action == 1 else 1
+        self.time += lasts
+        self.cell = min(self.cell + (3 if action == 1 else 1), self.last)
+        there = self.cell == self.last
+        reward = -0.03 if action == 1 else -0.01
+        return Transition(reward + there, there, False, {"success": there, "primitive_steps": lasts})
+
+    def _narrate(self) -> str:
+        return f"Cell {self.cell}."
+
+
+def test_shortest_way_and_best_return_of_a_corridor() -> None:
+    found = solve(Corridor())
+    assert found.shortest == ("jump",) * 4
+    assert found.states == 11 + 2, "eleven cells to be in, and two ends: in the last cell, and through the door"
+    # The best of all sequences of jumps and steps, by trying every one of them.
+    best = 0.3
+    for pattern in range(2**12):
+        cell, total, weight = 0, 0.0, 1.0
+        for k in range(12):
+            jump = pattern >> k & 1
+            cell = min(cell + (3 if jump else 1), Corridor.last)
+            total += weight * ((-0.03 if jump else -0.01) + (cell == Corridor.last))
+            weight *= 0.9 ** (2 if jump else 1)
+            if cell == Corridor.last:
+                best = max(best, total)
+                break
+    assert found.optimal_return == pytest.approx(best, abs=1e-12)
+    assert found.best is not None
+
+
+def test_best_need_not_be_a_success() -> None:
+    class Dear(Corridor):
+        discount = 0.5
+
+    found = solve(Dear())
+    assert found.best == ("leave",)
+    assert found.optimal_return == pytest.approx(0.3)
+    assert found.shortest == ("jump",) * 4
+
+
+@pytest.mark.parametrize("id", ["Overcooked-tomato-salad-v0", "Overcooked-tomato-lettuce-onion-salad-v0"])
+def test_overcookeds_best_returns_are_found_by_the_planner_too(id: str) -> None:
+    world = gym.make(id, interface="text").unwrapped
+    found = solve(world)
+    assert found.optimal_return == pytest.approx(world.optimal_return, abs=1e-6)
+    world.reset(seed=0)
+    earned, elapsed = 0.0, 0
+    for phrase in found.best:
+        _, reward, terminated, _, info = world.step(phrase)
+        earned += world.discount**elapsed * reward
+        elapsed += info["primitive_steps"]
+    assert terminated
+    assert earned == pytest.approx(found.optimal_return, abs=1e-9)
+
+
+def test_door(door: LanguageEnv) -> None:
+    found = solve(door)
+    assert (found.states, found.shortest, found.optimal_return) == (3, ("open the door", "walk through the door"), 0.5)
+
+
+def test_free_text_cannot_be_planned(diary: LanguageEnv) -> None:
+    with pytest.raises(PlanningError, match="any text is an action"):
+        solve(diary)
+
+
+def test_chance_is_refused() -> None:
+    class Dice(Corridor):
+        def _advance(self, action: int | str | None) -> Transition:
+            self.np_random.random()
+            return super()._advance(action)
+
+    with pytest.raises(PlanningError, match="chance plays a part"):
+        solve(Dice())
+
+
+def test_worlds_without_a_state_are_refused() -> None:
+    class Stateless(Corridor):
+        _state_fields = None
+
+    class Unhashable(Corridor):
+        def _start(self, options: dict[str, Any]) -> None:
+            super()._start(options)
+            self.cell = [0]
+
+    for world, message in ((Stateless(), "_state_fields"), (Unhashable(), "unhashable")):
+        with pytest.raises(PlanningError, match=message):
+            solve(world)
+
+
+def test_too_many_situations_and_returns_without_a_bound_are_refused() -> None:
+    with pytest.raises(PlanningError, match="more than 5 situations"):
+        solve(Corridor(), max_states=5)
+
+    class Mint(Corridor):
+        discount = 1.0
+
+        def _advance(self, action: int | str | None) -> Transition:
+            return Transition(1.0, False, False, {})
+
+    with pytest.raises(PlanningError, match="no bound"):
+        solve(Mint())
+
+
+def test_best_that_goes_on_forever_has_a_value_and_no_plan() -> None:
+    class Interest(Corridor):
+        def _advance(self, action: int | str | None) -> Transition:
+            return Transition(1.0, False, False, {})
+
+    found = solve(Interest())
+    assert found.optimal_return == pytest.approx(10.0, abs=1e-9)
+    assert found.best is None
+    assert found.shortest is None
+
+
+def test_progress_is_told() -> None:
+    seen: list[tuple[int, int]] = []
+    solve(Corridor(), on_state=lambda searched, known: seen.append((searched, known)))
+    assert [searched for searched, _ in seen] == list(range(1, 12))
+    assert seen[-1][1] == 11

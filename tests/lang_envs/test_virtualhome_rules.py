@@ -1,0 +1,252 @@
+"""The household's rules one by one, and what is said of it."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import gymnasium as gym
+import pytest
+
+import lang_envs  # noqa: F401  (registers the ids)
+from lang_envs import TokenEnv
+from lang_envs.virtualhome import TASKS, Task, Thing
+from lang_envs.virtualhome.env import VirtualHomeEnv
+from lang_envs.virtualhome.household import HELD, ROOMS, Household, State
+from lang_envs.virtualhome.narration import action_phrases, narrate
+
+HOME = Household(
+    (
+        Thing("cup", "cupboard", ("grabbable",)),
+        Thing("spoons", "table", ("grabbable",), plural=True),
+        Thing("lamp", "kitchen", ("grabbable", "switch")),
+        Thing("cupboard", "kitchen", ("container",)),
+        Thing("table", "kitchen", ("surface",)),
+        Thing("radio", "bedroom", ("switch", "screen")),
+        Thing("bed", "bedroom", ("seat",)),
+    )
+)
+PHRASES = action_phrases(HOME)
+INDEX = {thing.name: i for i, thing in enumerate(HOME.things)}
+
+EVERYTHING = Task(
+    "Put everything in order.",
+    HOME.things,
+    goal=["cup_on_table", "lamp_in_cupboard", "is_lamp_on", "not is_cupboard_open", "hold_spoons", "is_sit_bed"],
+)
+
+
+def do(*phrases: str, state: State | None = None) -> State:
+    state = HOME.initial_state() if state is None else state
+    for phrase in phrases:
+        state = HOME.perform(state, HOME.actions[PHRASES.index(phrase)])
+    return state
+
+
+def sees(state: State) -> set[str]:
+    return {field for field, value in HOME.observe(state).items() if value}
+
+
+def test_nothing_is_near_or_in_hand_at_the_start_and_containers_are_closed() -> None:
+    seen = sees(HOME.initial_state())
+    assert seen == {"in_kitchen", "see_lamp", "see_cupboard", "see_table", "see_spoons", "spoons_on_table"}
+
+
+def test_walking_to_a_thing_leaves_the_person_near_it_alone() -> None:
+    state = do("walk to the table", "walk to the lamp")
+    assert {field for field in sees(state) if field.startswith("close")} == {"close_to_lamp"}
+
+
+def test_walking_to_a_room_leaves_all_behind_but_what_is_held() -> None:
+    state = do("walk to the lamp", "grab the lamp", "walk to the table", "walk to the bathroom")
+    assert sees(state) == {"in_bathroom", "see_lamp", "close_to_lamp", "hold_lamp"}
+
+
+def test_what_is_in_a_closed_container_is_not_seen_and_what_is_in_an_open_one_is_near_with_it() -> None:
+    at_cupboard = do("walk to the cupboard")
+    assert "see_cup" not in sees(at_cupboard)
+    opened = do("open the cupboard", state=at_cupboard)
+    assert {"see_cup", "close_to_cup", "cup_in_cupboard", "is_cupboard_open"} <= sees(opened)
+    from_afar = do("walk to the lamp", "walk to the cup", state=opened)
+    assert {"close_to_cup", "close_to_cupboard"} <= sees(from_afar)
+    closed = do("close the cupboard", state=opened)
+    assert sees(closed) == sees(at_cupboard)
+
+
+def test_what_is_on_a_surface_is_not_near_because_the_surface_is() -> None:
+    assert "close_to_spoons" not in sees(do("walk to the table"))
+    assert "close_to_table" not in sees(do("walk to the spoons"))
+
+
+def test_what_was_just_put_on_a_surface_is_still_near() -> None:
+    state = do("walk to the lamp", "grab the lamp", "walk to the table", "put the lamp on the table")
+    assert {"lamp_on_table", "close_to_lamp", "close_to_table"} <= sees(state)
+    assert "hold_lamp" not in sees(state)
+
+
+def test_two_hands_hold_two_things_and_then_nothing_can_be_grabbed_opened_or_switched() -> None:
+    full = do("walk to the lamp", "grab the lamp", "walk to the spoons", "grab the spoons")
+    assert full.places.count(HELD) == 2
+    for phrases in (
+        ("walk to the cupboard", "open the cupboard"),
+        ("turn on the lamp",),
+        ("walk to the bedroom", "walk to the radio", "turn on the radio"),
+    ):
+        before = do(*phrases[:-1], state=full)
+        assert do(phrases[-1], state=before) == before
+    cup_near = do("walk to the cupboard", state=full)._replace(opened=frozenset({INDEX["cupboard"]}))
+    assert "close_to_cup" in sees(cup_near)
+    assert do("grab the cup", state=cup_near) == cup_near
+
+
+@pytest.mark.parametrize(
+    ("before", "phrase"),
+    [
+        ((), "grab the lamp"),
+        ((), "open the cupboard"),
+        ((), "walk to the kitchen"),
+        ((), "walk to the cup"),
+        ((), "walk to the bed"),
+        ((), "sit on the bed"),
+        ((), "stand up from the bed"),
+        (("walk to the cupboard",), "close the cupboard"),
+        (("walk to the cupboard",), "grab the cup"),
+        (("walk to the cupboard",), "put the cup in the cupboard"),
+        (("walk to the lamp",), "turn off the lamp"),
+        (("walk to the lamp", "grab the lamp"), "walk to the lamp"),
+        (("walk to the lamp", "grab the lamp"), "grab the lamp"),
+        (("walk to the lamp", "grab the lamp"), "put the lamp on the table"),
+        (("walk to the lamp", "grab the lamp", "walk to the cupboard"), "put the lamp in the cupboard"),
+        (("walk to the bedroom", "walk to the bed", "sit on the bed"), "walk to the radio"),
+        (("walk to the bedroom", "walk to the bed", "sit on the bed"), "walk to the kitchen"),
+        (("walk to the bedroom", "walk to the bed", "sit on the bed"), "sit on the bed"),
+    ],
+)
+def test_action_whose_need_is_not_met_changes_nothing(before: tuple[str, ...], phrase: str) -> None:
+    state = do(*before)
+    assert do(phrase, state=state) == state
+
+
+def test_who_sits_faces_the_screen_of_the_room_and_stands_up_to_walk() -> None:
+    sitting = do("walk to the bedroom", "walk to the bed", "sit on the bed")
+    assert {"is_sit_bed", "is_face_radio"} <= sees(sitting)
+    up = do("stand up from the bed", "walk to the kitchen", state=sitting)
+    assert "in_kitchen" in sees(up)
+
+
+def test_switches_go_on_and_off() -> None:
+    on = do("walk to the lamp", "turn on the lamp")
+    assert "is_lamp_on" in sees(on)
+    assert "is_lamp_on" not in sees(do("turn off the lamp", state=on))
+
+
+def test_goal_counts_what_is_out_of_sight() -> None:
+    task = TASKS["food-preparation"]
+    done = State(0, (len(ROOMS) + 1, 0))
+    assert task.is_done(done)
+    assert not task.household.observe(done)["pancake_in_microwave"]
+    assert not task.is_done(done._replace(opened=frozenset({1})))
+
+
+# ------------------------------------------------------------------------------------------ every task, every state
+
+
+def reachable(task: Task) -> Iterator[State]:
+    household = task.household
+    found = [household.initial_state()]
+    known = set(found)
+    for state in found:
+        yield state
+        if task.is_done(state):
+            continue
+        for action in household.actions:
+            after = household.perform(state, action)
+            if after not in known:
+                known.add(after)
+                found.append(after)
+
+
+@pytest.mark.parametrize("task", [*TASKS.values(), EVERYTHING], ids=[*TASKS, "everything"])
+def test_situations_worded_alike_are_seen_alike_and_offer_the_same(task: Task) -> None:
+    worded = defaultdict(set)
+    for state in reachable(task):
+        seen = task.household.observe(state)
+        worded[narrate(task.household, task.instruction, seen)].add((tuple(seen.values()), task.offered(state)))
+    assert len(worded) > 15
+    assert {text: views for text, views in worded.items() if len(views) > 1} == {}
+
+
+@pytest.mark.parametrize("task", [*TASKS.values(), EVERYTHING], ids=[*TASKS, "everything"])
+def test_every_text_is_made_of_the_parts_and_something_is_always_offered(task: Task) -> None:
+    env = VirtualHomeEnv(task)
+    for state in reachable(task):
+        text = narrate(task.household, task.instruction, task.household.observe(state))
+        rest = text
+        for part in env.text_parts:
+            rest = rest.removeprefix(max((choice for choice in part if rest.startswith(choice)), key=len))
+        assert rest == ""
+        assert text in env.observation_space
+        assert task.offered(state) or task.is_done(state)
+
+
+def test_longest_choice_of_every_part_fits_the_token_space() -> None:
+    env = TokenEnv(VirtualHomeEnv(EVERYTHING))
+    longest = "".join(max(part, key=len) for part in env.unwrapped.text_parts)
+    space = env.observation_space
+    assert space.pad(space.tokenizer.encode(longest)).shape == space.shape
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (
+            do("walk to the lamp", "grab the lamp", "turn on the lamp", "walk to the cupboard"),
+            " You are in the kitchen. The spoons are on the table. You hold the switched-on lamp."
+            " The closed cupboard is next to you. The table is here.",
+        ),
+        (
+            do("walk to the cupboard", "open the cupboard"),
+            " You are in the kitchen. Your hands are empty. The cup is in the cupboard, next to you."
+            " The spoons are on the table. The switched-off lamp is here. The open cupboard is next to you."
+            " The table is here.",
+        ),
+        (
+            do("walk to the bedroom", "walk to the bed", "sit on the bed"),
+            " You are in the bedroom. Your hands are empty. You face the switched-off radio. You sit on the bed.",
+        ),
+        (do("walk to the bathroom"), " You are in the bathroom. Your hands are empty."),
+    ],
+)
+def test_words_say_what_is_there(state: State, text: str) -> None:
+    assert narrate(HOME, "Tidy up.", HOME.observe(state)) == "Tidy up." + text
+
+
+# ------------------------------------------------------------------------------------------------------ the environment
+
+
+def test_fifty_steps_truncate_and_another_limit_can_be_set() -> None:
+    for limit, options in ((50, {}), (7, {"max_episode_steps": 7})):
+        env = gym.make("VirtualHome-cheese-v0", interface="text", **options)
+        env.reset(seed=0)
+        ends = [env.step("sing a song")[2:4] for _ in range(limit)]
+        assert ends == [(False, False)] * (limit - 1) + [(False, True)]
+
+
+def test_what_is_not_offered_takes_a_step_and_changes_nothing() -> None:
+    env = gym.make("VirtualHome-entertainment-v0", interface="text")
+    text, before = env.reset(seed=0)
+    assert "walk to the kitchen" not in before["available_actions"]
+    after, reward, terminated, truncated, info = env.step("walk to the kitchen")
+    assert (after, reward, terminated, truncated) == (text, 0.0, False, False)
+    assert not info["action_valid"]
+    assert info["available_actions"] == before["available_actions"]
+
+
+def test_copies_share_what_is_remembered_and_nothing_else() -> None:
+    import copy
+    import pickle
+
+    env = VirtualHomeEnv("cheese")
+    env.reset(seed=0)
+    env.step("walk to the cheese")
+    for twin in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
+        assert twin._course is env._course
+        assert twin.step("grab the cheese")[0] != env._narrate()
