@@ -45,7 +45,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(if $(RESUME),resume $(RESUME),run $(OPTIONS))
 
 throughput: $(INSTALLED)
-	$(BIN)/python -m benchmarks.throughput.overcooked
+	$(BIN)/python -m benchmarks.throughput.worlds
 	$(BIN)/python -m benchmarks.throughput.credit
 	$(BIN)/python -m benchmarks.throughput.scoring
 

@@ -23,6 +23,7 @@ from trainers.checkpoint import LAST, write_atomically
 from trainers.loop import CHECKPOINTS_FOLDER
 
 RESULT_FILE = "result.json"
+_TRANSFER_ENVS = 20  # few episodes in each: what is asked of the model is much the same in all
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class Cell:
         file = self.path / RESULT_FILE
         return json.loads(file.read_text()) if file.exists() else None
 
+    @property
+    def transfer(self) -> dict[str, dict[str, Any]]:
+        """What the agent did in worlds it was not trained in: ``untrained`` and ``trained``, by world."""
+        stages = ("untrained", "trained")
+        return {stage: json.loads(self.transfer_file(stage).read_text()) for stage in stages}
+
+    def transfer_file(self, stage: str) -> Path:
+        return self.path / f"transfer-{stage}.json"
+
 
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
     return gym.make_vec(
@@ -54,6 +64,10 @@ def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
     )
 
 
+def make_agent(config: BenchmarkConfig, cell: Cell, envs: Any) -> Any:
+    return trainers.make(parse_variant(cell.algo)[0], envs, **config.agent_options(cell.algo, cell.seed))
+
+
 def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
     """Train from the beginning or from the last checkpoint, evaluate, and write the result."""
     torch.set_num_threads(threads)
@@ -63,7 +77,9 @@ def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
         shutil.rmtree(cell.path, ignore_errors=True)
         cell.path.mkdir(parents=True)
     envs = make_envs(config)
-    agent = trainers.make(parse_variant(cell.algo)[0], envs, **config.agent_options(cell.algo, cell.seed))
+    if not resume and config.transfer:
+        _play_elsewhere(make_agent(config, cell, envs), config, cell, "untrained")
+    agent = make_agent(config, cell, envs)
     if not resume:
         write_atomically(cell.path / "agent.json", json.dumps(_describe(agent, cell), indent=2, default=str) + "\n")
     trainers.train(
@@ -78,6 +94,8 @@ def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
     )
     envs.close()
     result = {way: _evaluate(agent, config, greedy) for way, greedy in (("sampled", False), ("greedy", True))}
+    if config.transfer:
+        _play_elsewhere(agent, config, cell, "trained")
     write_atomically(cell.path / RESULT_FILE, json.dumps(result, indent=2) + "\n")
 
 
@@ -91,6 +109,18 @@ def _die_with(parent: int) -> None:
 def _evaluate(agent: Any, config: BenchmarkConfig, greedy: bool) -> dict[str, Any]:
     played = trainers.evaluate(agent, config.env, config.eval_episodes, greedy=greedy, **config.env_options)
     return {"return": played.mean_return, "success": played.success_rate, "episodes": len(played.returns)}
+
+
+def _play_elsewhere(agent: Any, config: BenchmarkConfig, cell: Cell, stage: str) -> None:
+    """Let an agent, which learns nothing from it, play the worlds of ``transfer``; keeps every episode."""
+    found: dict[str, Any] = {}
+    for env in config.transfer:
+        found[env] = {}
+        for way, greedy in (("sampled", False), ("greedy", True)):
+            options = {"greedy": greedy, "num_envs": _TRANSFER_ENVS, **config.env_options}
+            played = trainers.evaluate(agent, env, config.eval_episodes, **options)
+            found[env][way] = {"returns": played.returns.tolist(), "successes": played.successes.tolist()}
+    write_atomically(cell.transfer_file(stage), json.dumps(found) + "\n")
 
 
 def _describe(agent: Any, cell: Cell) -> dict[str, Any]:

@@ -75,6 +75,8 @@ class BenchmarkConfig:
     """Decisions in each environment between two updates."""
     eval_episodes: int = 100
     """Episodes that each trained agent plays at the end."""
+    transfer: tuple[str, ...] = ()
+    """Ids of further worlds, which every agent plays before and after its training, learning nothing in them."""
     checkpoint_every: int = 10
     """Updates between two checkpoints."""
     preset: Literal["default", "paper"] = "default"
@@ -96,10 +98,11 @@ class BenchmarkConfig:
         ValueError
             Naming the option, its value, and what is known.
         """
-        try:
-            gym.spec(self.env)
-        except (gym.error.Error, ImportError):
-            raise ValueError(unknown("world", self.env, WORLDS)) from None
+        for env in (self.env, *self.transfer):
+            try:
+                gym.spec(env)
+            except (gym.error.Error, ImportError):
+                raise ValueError(unknown("world", env, WORLDS)) from None
         if self.model not in (None, "embedded"):
             load_tokenizer(self.model)
         resolve_device(self.device or "auto")
@@ -151,7 +154,8 @@ class BenchmarkConfig:
     def load(cls, path: Path) -> BenchmarkConfig:
         saved = json.loads(path.read_text())
         lists = {name: tuple(value) for name, value in saved["agent"].items() if isinstance(value, list)}
-        return cls(**saved | {"runs_dir": Path(saved["runs_dir"]), "agent": AgentOverrides(**saved["agent"] | lists)})
+        saved |= {"runs_dir": Path(saved["runs_dir"]), "transfer": tuple(saved.get("transfer", ()))}
+        return cls(**saved | {"agent": AgentOverrides(**saved["agent"] | lists)})
 
 
 def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:

@@ -70,3 +70,18 @@ def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
         raise ValueError(f"the paper has no hyper-parameters for {algo} on {family}; it has those of {pairs}")
     level = _ACTION_LEVEL if algo == "twosome" else _TOKEN_LEVEL
     return _PAPER | level | _PAPER_RATES[family, algo]
+
+
+def _table_1(untrained: Any, twosome: Any, ntpo: Any, poad: Any) -> dict[str, tuple[float, float]]:
+    return {"untrained": untrained, "twosome": twosome, "ntpo": ntpo, "poad": poad}
+
+
+PAPER_TRANSFER: dict[str, dict[str, tuple[float, float]]] = {
+    "VirtualHome-cheese-v0": _table_1((0.1351, 0.55), (0.7119, 1.0), (0.7428, 1.0), (0.7553, 1.0)),
+    "VirtualHome-hamburger-v0": _table_1((0.1342, 0.55), (0.7058, 1.0), (0.7476, 1.0), (0.7602, 1.0)),
+    "VirtualHome-apple-pie-v0": _table_1((0.1656, 0.61), (0.7304, 1.0), (0.7141, 1.0), (0.7650, 1.0)),
+    "VirtualHome-pizza-v0": _table_1((0.1409, 0.55), (0.7047, 1.0), (0.7355, 1.0), (0.7625, 1.0)),
+    "VirtualHome-washing-plate-v0": _table_1((0.0527, 0.27), (0.7031, 1.0), (0.7491, 1.0), (0.7075, 1.0)),
+    "VirtualHome-laundry-v0": _table_1((0.0344, 0.15), (0.6038, 1.0), (0.5687, 1.0), (0.7014, 1.0)),
+}
+"""The paper's table 1: mean discounted return over 100 episodes and success rate after training on food preparation."""

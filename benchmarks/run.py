@@ -22,6 +22,7 @@ from benchmarks.cell import Cell, run_cell
 from benchmarks.config import BenchmarkConfig, parse_variant
 from benchmarks.display import Display
 from benchmarks.report import draw_curves, summarise, write_tables
+from benchmarks.transfer import write_transfer
 from trainers.agents.common import ADAPTER_FOLDER
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER
@@ -78,6 +79,8 @@ def _run_cells(config: BenchmarkConfig, folder: Path) -> Path:
         raise
     summary = summarise(config, cells)
     write_tables(summary, folder, console)
+    if config.transfer:
+        write_transfer(config, cells, folder, console)
     figure = draw_curves(config, cells, summary, folder / "curves.png")
     console.print(f"figure: {figure}", soft_wrap=True)
     adapters = [cell.path / CHECKPOINTS_FOLDER / LAST / ADAPTER_FOLDER for cell in cells]

@@ -171,7 +171,10 @@ def with_thing(**changes: Any) -> dict[str, Any]:
         (with_thing(place="lamp"), r"things\[0\].place: 'lamp' is not one of"),
         (with_thing(properties=["grabable"]), r"things\[0\].properties: 'grabable' .* Did you mean 'grabbable'"),
         (with_thing(properties="grabbable"), r"things\[0\].properties: 'grabbable' is not a list"),
-        (with_thing(properties=["grabbable", "container"]), r"things\[0\].properties: 'socks' cannot be both grabbable and container"),
+        (
+            with_thing(properties=["grabbable", "container"]),
+            r"things\[0\].properties: 'socks' cannot be both grabbable and container",
+        ),
         (with_thing(name="lamp"), r"things\[0\].name: there is another 'lamp'"),
         (with_thing(name="kitchen"), r"things\[0\].name: there is another 'kitchen'"),
         (with_thing(name="La Mp"), "things: two things would share the field 'see_lamp'"),

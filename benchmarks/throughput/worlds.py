@@ -1,0 +1,115 @@
+"""How many actions a second the worlds take, layer by layer: ``python -m benchmarks.throughput.worlds``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+import lang_envs  # noqa: F401  (registers the ids)
+from lang_envs.overcooked.env import MAX_PRIMITIVE_STEPS, OvercookedEnv
+from lang_envs.overcooked.macro_actions import Cook
+from lang_envs.virtualhome.env import Course, VirtualHomeEnv
+from lang_envs.virtualhome.tasks import MAX_STEPS
+
+SOURCE_RATES = {"Overcooked-tomato-lettuce-salad-v0": 12_000, "VirtualHome-entertainment-v0": 340}
+"""Actions a second of the environments that are replayed, on one core; a reference, not measured in this run."""
+ENVS = 8
+
+
+def rules_of(world: Any) -> dict[str, Callable[[np.ndarray], None]]:
+    """The rules alone: computing every outcome, and remembering them."""
+    if isinstance(world, OvercookedEnv):
+        cook = Cook(world.kitchen)
+        return {
+            "rules, every outcome computed": lambda drawn: cook_on(world, cook._run, drawn),
+            "rules, outcomes remembered": lambda drawn: cook_on(world, cook.perform, drawn),
+        }
+    assert isinstance(world, VirtualHomeEnv)
+    course = Course(world.task)
+    return {
+        "rules, every outcome computed": lambda drawn: keep_house(world, None, drawn),
+        "rules, outcomes remembered": lambda drawn: keep_house(world, course, drawn),
+    }
+
+
+def cook_on(world: OvercookedEnv, perform: Callable[..., Any], drawn: np.ndarray) -> None:
+    start, macros = world.kitchen.initial_state(), world._macros
+    state, elapsed = start, 0
+    for number in drawn.tolist():
+        state, _, delivered, primitive_steps = perform(state, macros[number % len(macros)])
+        elapsed += primitive_steps
+        if delivered or elapsed >= MAX_PRIMITIVE_STEPS:
+            state, elapsed = start, 0
+
+
+def keep_house(world: VirtualHomeEnv, remembered: Course | None, drawn: np.ndarray) -> None:
+    """Outcomes and which actions are offered."""
+    start = state = world.task.household.initial_state()
+    elapsed = 0
+    for number in drawn.tolist():
+        course = remembered or Course(world.task)
+        offered = course.view(state).offered
+        state, done = course.perform(state, offered[number % len(offered)])
+        elapsed += 1
+        if done or elapsed == MAX_STEPS:
+            state, elapsed = start, 0
+
+
+def play(env: gym.Env, say: dict[str, Any], drawn: np.ndarray) -> None:
+    _, info = env.reset(seed=0)
+    for number in drawn.tolist():
+        phrases = info["available_actions"]
+        _, _, terminated, truncated, info = env.step(say[phrases[number % len(phrases)]])
+        if terminated or truncated:
+            _, info = env.reset()
+
+
+def play_vector(envs: gym.vector.VectorEnv, say: dict[str, Any], drawn: np.ndarray) -> None:
+    _, info = envs.reset(seed=0)
+    for row in drawn.reshape(-1, ENVS).tolist():
+        offered = info["available_actions"]
+        actions = [say[phrases[number % len(phrases)]] for phrases, number in zip(offered, row, strict=True)]
+        info = envs.step(np.stack(actions))[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--ids", nargs="+", default=list(SOURCE_RATES), choices=list(SOURCE_RATES), help="the worlds")
+    parser.add_argument("--steps", type=int, default=20_000, help="actions of one measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements, of which the best counts")
+    options = parser.parse_args()
+    drawn = np.random.default_rng(0).integers(2**31, size=options.steps // ENVS * ENVS)
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    for name in options.ids:
+        text, tokens = gym.make(name, interface="text"), gym.make(name)
+        vector = gym.make_vec(name, num_envs=ENVS, vectorization_mode="sync", vector_kwargs=same_step)
+        world, space = text.get_wrapper_attr("unwrapped"), tokens.get_wrapper_attr("action_space")
+        spoken = {phrase: phrase for phrase in world.action_names}
+        encoded = {phrase: space.encode(phrase) for phrase in world.action_names}
+        layers: dict[str, Callable[[np.ndarray], None]] = {
+            **rules_of(world),
+            "text (interface='text')": partial(play, text, spoken),
+            "tokens (gym.make)": partial(play, tokens, encoded),
+            f"tokens, {ENVS} in gym.make_vec (sync)": partial(play_vector, vector, encoded),
+        }
+        source = SOURCE_RATES[name]
+        print(f"{name}: {len(drawn):,} random actions in one process, best of {options.repeats}\n")
+        print(f"{'layer':34}{'actions/s':>12}{f'times the source ({source:,}/s)':>32}")
+        for layer, measured in layers.items():
+            rates = []
+            for _ in range(options.repeats):
+                began = time.perf_counter()
+                measured(drawn)
+                rates.append(len(drawn) / (time.perf_counter() - began))
+            print(f"{layer:34}{max(rates):>12,.0f}{max(rates) / source:>31.1f}x")
+        print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""How agents play worlds that they were not trained in, beside the paper's numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import matplotlib
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.cell import Cell
+from benchmarks.config import BenchmarkConfig
+from benchmarks.presets import PAPER_TRANSFER
+from benchmarks.statistics import bootstrap_mean
+from trainers.checkpoint import write_atomically
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+UNTRAINED = "untrained"
+NOTE = (
+    "Mean discounted return, in brackets its 95 % interval (bootstrap over seeds and over the episodes of each), then "
+    "the share of episodes that succeed; actions are sampled. The agents were trained in {trained_in} alone, for "
+    "{steps:,} decisions, {seeds} seeds each, and played {episodes} episodes of each task; 'untrained' is {first} "
+    "before training. The embedded model has read the words of these tasks in the text of random policies, so that it "
+    "can encode them; it was never rewarded in any of them. Paper: LLaMA2-7B, table 1 of arXiv 2405.15821."
+)
+_COLOURS = ("#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def gather(config: BenchmarkConfig, cells: list[Cell]) -> dict[str, dict[str, dict[str, Any]]]:
+    """For each world and each column (untrained, then the agents) the interval of the return, and the success rate."""
+    table: dict[str, dict[str, dict[str, Any]]] = {}
+    for env in config.transfer:
+        table[env] = {UNTRAINED: _summary(cells, config.algos[0], UNTRAINED, env)}
+        table[env] |= {algo: _summary(cells, algo, "trained", env) for algo in config.algos}
+    return table
+
+
+def _summary(cells: list[Cell], algo: str, stage: str, env: str) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    for way in ("sampled", "greedy"):
+        played = [cell.transfer[stage][env][way] for cell in cells if cell.algo == algo]
+        for measure in ("return", "success"):
+            summary[f"{way}_{measure}"] = bootstrap_mean([episodes[f"{measure}s"] for episodes in played])._asdict()
+    return summary
+
+
+def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, console: Console) -> None:
+    """Print the table, write it as ``transfer.md`` and ``transfer.json``, and draw it as ``transfer.png``."""
+    table = gather(config, cells)
+    optima = {env: getattr(gym.make(env, **config.env_options).unwrapped, "optimal_return", None) for env in table}
+    note = NOTE.format(
+        trained_in=config.env,
+        steps=config.steps,
+        seeds=config.seeds,
+        episodes=config.eval_episodes,
+        first=config.algos[0],
+    )
+    columns = [UNTRAINED, *config.algos]
+    header = ["task", "best return", *columns]
+    rows = []
+    for env, found in table.items():
+        best = "" if optima[env] is None else f"{optima[env]:.4f}"
+        rows.append([env, best, *(_cell(found[column]) for column in columns)])
+        if env in PAPER_TRANSFER:
+            paper = PAPER_TRANSFER[env]
+            rows.append(["… the paper, 7B", "", *(_paper_cell(paper.get(column)) for column in columns)])
+    shown = Table(title="In worlds that were not trained in", title_justify="left")
+    for name in header:
+        shown.add_column(escape(name), overflow="fold")
+    for row in rows:
+        shown.add_row(*map(escape, row))
+    console.print(shown)
+    console.print(note, style="dim")
+    lines = [note, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    write_atomically(folder / "transfer.md", "\n".join(lines) + "\n")
+    write_atomically(folder / "transfer.json", json.dumps({"note": note, "worlds": table}, indent=2) + "\n")
+    console.print(f"figure: {_draw(table, optima, folder / 'transfer.png')}", soft_wrap=True)
+
+
+def _cell(found: dict[str, Any]) -> str:
+    mean, low, high = found["sampled_return"].values()
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}] {found['sampled_success']['mean']:.0%}"
+
+
+def _paper_cell(found: tuple[float, float] | None) -> str:
+    return "" if found is None else f"{found[0]:.4f} {found[1]:.0%}"
+
+
+def _draw(table: dict[str, dict[str, dict[str, Any]]], optima: dict[str, float | None], path: Path) -> Path:
+    """Bars of returns with their intervals, a line at the best return."""
+    figure, axes = plt.subplots(figsize=(10, 4.2), layout="constrained")
+    columns = list(next(iter(table.values())))
+    width = 0.8 / len(columns)
+    at = np.arange(len(table))
+    for k, (column, colour) in enumerate(zip(columns, _COLOURS * len(columns), strict=False)):
+        intervals = [found[column]["sampled_return"] for found in table.values()]
+        means = np.array([interval["mean"] for interval in intervals])
+        spread = np.array([[i["mean"] - i["low"], i["high"] - i["mean"]] for i in intervals]).T.clip(0)
+        axes.bar(at + (k + 0.5) * width - 0.4, means, width, yerr=spread, color=colour, label=column, capsize=2)
+    for k, best in enumerate(optima.values()):
+        if best is not None:
+            axes.hlines(best, k - 0.42, k + 0.42, "black", "--", label="optimum" if k == 0 else None, linewidth=1)
+    axes.set_xticks(at, [env.removesuffix("-v0").partition("-")[2].replace("-", "\n") for env in table])
+    axes.set_ylabel("mean discounted return")
+    axes.grid(alpha=0.25, axis="y")
+    figure.legend(loc="outside lower center", ncols=len(columns) + 1)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
