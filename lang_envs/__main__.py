@@ -106,9 +106,10 @@ def _solve(env: gym.Env[str, str]) -> None:
     else:
         print(f"Shortest solution, {len(found.shortest)} actions:")
         _number(found.shortest)
-        limit = env.spec.max_episode_steps
-        if limit is not None and len(found.shortest) > limit:
-            print(f"That is more than the {limit} steps of an episode: make the world with max_episode_steps=...")
+        env.reset(seed=0)
+        over = next(k for k, phrase in enumerate(found.shortest) if any(env.step(phrase)[2:4]))
+        if over < len(found.shortest) - 1:
+            print(f"That is longer than an episode, which ends after {over + 1} actions.")
     print(f"Best return {found.optimal_return:.6f} (discounted by {world.discount} a step)")
     if found.best is None:
         print("No episode that ends earns it: it is approached by going on forever.")

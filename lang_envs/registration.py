@@ -9,7 +9,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from lang_envs.tokens import TokenEnv
-from lang_envs.virtualhome.tasks import MAX_STEPS, TASKS
+from lang_envs.virtualhome.tasks import TASKS
 
 INTERFACES = ("tokens", "text")
 
@@ -21,7 +21,6 @@ class World:
     entry_point: str
     summary: str
     kwargs: dict[str, Any] = field(default_factory=dict)
-    max_episode_steps: int | None = None
 
 
 _OVERCOOKED = "lang_envs.overcooked.env:OvercookedEnv"
@@ -40,14 +39,10 @@ WORLDS: dict[str, World] = {
         "lettuce-onion",
         "tomato-lettuce-onion",
     )
-} | {
-    f"VirtualHome-{task}-v0": World(_VIRTUALHOME, TASKS[task].instruction, {"task": task}, MAX_STEPS) for task in TASKS
-}
+} | {f"VirtualHome-{task}-v0": World(_VIRTUALHOME, TASKS[task].instruction, {"task": task}) for task in TASKS}
 
 TEMPLATES: dict[str, World] = {
-    "VirtualHome-v0": World(
-        _VIRTUALHOME, "A household task of your own: task=Task(...) or a YAML file.", {}, MAX_STEPS
-    ),
+    "VirtualHome-v0": World(_VIRTUALHOME, "A household task of your own: task=Task(...) or a YAML file."),
 }
 """Ids that need an argument to be a world."""
 
@@ -77,5 +72,4 @@ def register_worlds() -> None:
             name,
             entry_point="lang_envs.registration:make_world",
             kwargs={"entry_point": world.entry_point, **world.kwargs},
-            max_episode_steps=world.max_episode_steps,
         )

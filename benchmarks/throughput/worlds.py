@@ -14,8 +14,7 @@ import numpy as np
 import lang_envs  # noqa: F401  (registers the ids)
 from lang_envs.overcooked.env import MAX_PRIMITIVE_STEPS, OvercookedEnv
 from lang_envs.overcooked.macro_actions import Cook
-from lang_envs.virtualhome.env import Course, VirtualHomeEnv
-from lang_envs.virtualhome.tasks import MAX_STEPS
+from lang_envs.virtualhome.env import MAX_STEPS, Course, VirtualHomeEnv
 
 SOURCE_RATES = {"Overcooked-tomato-lettuce-salad-v0": 12_000, "VirtualHome-entertainment-v0": 340}
 """Actions a second of the environments that are replayed, on one core; a reference, not measured in this run."""

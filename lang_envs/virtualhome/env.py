@@ -18,6 +18,7 @@ from lang_envs.virtualhome.tasks import TASKS, load_task
 
 DISCOUNT = 0.95
 """Discount of one step."""
+MAX_STEPS = 50
 _SEARCHED = 10_000  # situations, a few seconds
 
 
@@ -108,8 +109,7 @@ class VirtualHomeEnv(LanguageEnv):
     1 when the task is done, otherwise 0.
 
     ## Episode End
-    Terminated when the task is done; truncated after 50 steps, or as many as
-    ``gym.make(…, max_episode_steps=…)`` says.
+    Terminated when the task is done; truncated after 50 steps.
 
     ## Information
     ``text``, ``available_actions``, ``available_action_ids`` and ``success`` (the task is done); after a step also
@@ -117,7 +117,7 @@ class VirtualHomeEnv(LanguageEnv):
 
     ## Arguments
     ``task``: a :class:`lang_envs.virtualhome.Task`, a mapping of its fields, the name of a task of the suite, or the
-    path of a YAML file. ``render_mode``: ``"ansi"`` or ``"rgb_array"``.
+    path of a YAML file. ``max_steps``: steps of an episode, 50. ``render_mode``: ``"ansi"`` or ``"rgb_array"``.
 
     ## References
     The two tasks in VirtualHome (Puig et al., 2018) that TWOSOME (arXiv 2401.14151) and POAD (arXiv 2405.15821) use,
@@ -128,22 +128,30 @@ class VirtualHomeEnv(LanguageEnv):
     """
 
     discount = DISCOUNT
-    _state_fields: ClassVar[tuple[str, ...]] = ("_household_state", "_done")
+    _state_fields: ClassVar[tuple[str, ...]] = ("_household_state", "_steps", "_done")
+    _clock_fields: ClassVar[tuple[str, ...]] = ("_steps",)
 
     def __init__(
-        self, task: Task | Mapping[str, Any] | str | Path | None = None, render_mode: str | None = None
+        self,
+        task: Task | Mapping[str, Any] | str | Path | None = None,
+        max_steps: int = MAX_STEPS,
+        render_mode: str | None = None,
     ) -> None:
         if task is None:
             raise ValueError(
                 f"task: none was given; give a Task, the path of a YAML file, or one of {', '.join(TASKS)}"
             )
+        if max_steps < 1:
+            raise ValueError(f"max_steps: {max_steps} must be at least 1")
         self.task = load_task(task)
+        self.max_steps = max_steps
         self._course = course_of(self.task)
         household = self.task.household
         self.action_names = action_phrases(household)
         self.symbolic_fields = tuple(fact.field for fact in household.facts)
         self.text_parts = text_parts(household, self.task.instruction)
         self._household_state = household.initial_state()
+        self._steps = 0
         self._done = False
         super().__init__(max_text_length=sum(max(map(len, part)) for part in self.text_parts), render_mode=render_mode)
 
@@ -154,12 +162,15 @@ class VirtualHomeEnv(LanguageEnv):
 
     def _start(self, options: dict[str, Any]) -> None:
         self._household_state = self.task.household.initial_state()
+        self._steps = 0
         self._done = False
 
     def _advance(self, action: int | str | None) -> Transition:
         if isinstance(action, int):
             self._household_state, self._done = self._course.perform(self._household_state, action)
-        return Transition(float(self._done), self._done, False, {})
+        self._steps += 1
+        truncated = self._steps >= self.max_steps and not self._done
+        return Transition(float(self._done), self._done, truncated, {})
 
     def available_action_ids(self) -> tuple[int, ...]:
         return self._course.view(self._household_state).offered

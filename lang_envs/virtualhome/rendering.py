@@ -97,13 +97,17 @@ def _lines(household: Household, state: State, room: str) -> list[str]:
     for i, thing in enumerate(household.things):
         if state.places[i] != index:
             continue
-        mark = ">" if state.room == index and household.is_near(state, i) else " "
-        lines.append(f"{mark} {_described(thing, i, state)}")
-        for inner in household.contents(state, i):
-            near = state.room == index and household.is_near(state, inner) and household.is_seen(state, inner)
-            where = "in it" if thing.can("container") else "on it"
-            lines.append(f"{'>' if near else ' '}   {where}: {_described(household.things[inner], inner, state)}")
+        lines.append(f"{_mark(household, state, i):2}{_described(thing, i, state)}")
+        where = "in it" if thing.can("container") else "on it"
+        lines += [
+            f"{_mark(household, state, inner):2}  {where}: {_described(household.things[inner], inner, state)}"
+            for inner in household.contents(state, i)
+        ]
     return lines
+
+
+def _mark(household: Household, state: State, i: int) -> str:
+    return "> " if household.is_seen(state, i) and household.is_near(state, i) else ""
 
 
 def _described(thing: Thing, index: int, state: State) -> str:
@@ -123,7 +127,8 @@ def _hands(household: Household, state: State) -> str:
 def draw(task: Task, state: State) -> np.ndarray:
     """A floor plan as a picture, uint8 of shape (height, width, 3); the person's room is light, the others shaded.
 
-    What is inside something closed is drawn small on its door: the picture shows the world, not what the person sees.
+    What is near has a mark before its name. What is inside something closed is drawn small on its door: the picture
+    shows the world, not what the person sees.
 
     Raises
     ------
@@ -162,8 +167,8 @@ def _furnish(picture: Picture, household: Household, state: State, room: int, co
             across = place[1] + 0.3 * (k - (len(contents) - 1) / 2) - (0 if on_top else 0.07)
             spot = place[0] - (0.18 if on_top else -0.05), across
             _put(picture, things[inner], inner, state, spot, 0.5 if shown else 0.25)
-        inside = ", ".join(things[inner].name for inner in contents)
-        label = things[i].name + (f": {inside}" if inside and shown else "")
+        inside = ", ".join(_mark(household, state, inner) + things[inner].name for inner in contents)
+        label = _mark(household, state, i) + things[i].name + (f": {inside}" if inside and shown else "")
         picture.write(label, place[0] + 0.96, place[1] + 0.5, 0.2, anchor="mt")
     if state.room == room:
         focus = state.seat if state.seat != NOWHERE else next((i for i in at if i in state.near), None)

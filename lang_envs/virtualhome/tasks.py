@@ -9,9 +9,6 @@ from typing import Any
 from lang_envs.virtualhome.household import ROOMS, Thing, identifier
 from lang_envs.virtualhome.task import Conditions, Task, keywords
 
-MAX_STEPS = 50
-"""Steps after which an episode is truncated, whatever the task."""
-
 
 def put_away(
     instruction: str,

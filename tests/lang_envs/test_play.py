@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
 from lang_envs import WORLDS, LanguageEnv
-from lang_envs.__main__ import main, play
+from lang_envs.__main__ import _solve, main, play
+from lang_envs.registration import TEMPLATES
 
 TOMATO = "Overcooked-tomato-salad-v0"
 
@@ -33,10 +36,10 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[str | type[Bas
 def test_list_shows_every_world_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows] == list(WORLDS)
+    assert [row.split()[0] for row in rows] == [*WORLDS, *TEMPLATES]
     assert header.split()[:2] == ["id", "phrases"]
     at = header.index("summary")
-    for row, (name, world) in zip(rows, WORLDS.items(), strict=True):
+    for row, (name, world) in zip(rows, (WORLDS | TEMPLATES).items(), strict=True):
         assert row[at:] == world.summary
         assert row.startswith(f"{name} ")
     assert f"{TOMATO}  " in rows[0]
@@ -125,6 +128,11 @@ def test_unknown_id_names_the_nearest_and_the_known_ones() -> None:
         ["play", TOMATO, "--seed", "x"],
         ["play", TOMATO, "--seed", "-1"],
         ["play", TOMATO, "--render", "oil"],
+        ["play", TOMATO, "--set", "colour=red"],
+        ["play", "VirtualHome-v0"],
+        ["solve"],
+        ["solve", "VirtualHome-v0", "--set", "task=nothing"],
+        ["solve", "VirtualHome-v0", "--set", "task=nowhere.yaml"],
     ],
 )
 def test_wrong_command_lines_end_with_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,9 +142,47 @@ def test_wrong_command_lines_end_with_code_two(arguments: list[str], capsys: pyt
     assert "usage: python -m lang_envs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["play", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["play", "--help"], ["solve", "--help"]])
 def test_help_explains_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 0
     assert "usage: python -m lang_envs" in capsys.readouterr().out
+
+
+def test_a_household_is_played_with_its_floor_plan(capsys, answer) -> None:
+    answer(["walk to the cheese", "grab the cheese", "walk to the microwave", "open the microwave"])
+    assert main(["play", "VirtualHome-v0", "--set", "task=cheese", "--seed", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "| > microwave (open) " in shown
+    assert "In hand: cheese" in shown
+    assert "You left after 4 primitive steps" in shown
+
+
+def test_solve_prints_the_shortest_solution_the_best_return_and_the_number_of_situations(capsys) -> None:
+    assert main(["solve", "lang_envs:VirtualHome-entertainment-v0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("VirtualHome-entertainment-v0: 136 reachable situations")
+    assert lines[1] == "Shortest solution, 11 actions:"
+    assert lines[12] == " 11  sit on the sofa"
+    assert lines[13] == "Best return 0.598737 (discounted by 0.95 a step)"
+
+
+def test_solve_says_when_there_is_no_solution_or_no_time_for_it(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "stuck.yaml"
+    file.write_text(
+        "instruction: Take the hat.\nthings: [{name: hat, place: attic box, properties: [grabbable]},"
+        " {name: attic box, place: bedroom, properties: [container]}]\ngoal: [hold_hat]\n"
+    )
+    assert main(["solve", "VirtualHome-v0", "--set", f"task={file}"]) == 0
+    assert "Shortest solution, 4 actions:" in capsys.readouterr().out
+    text = file.read_text() + "menu: {open the attic box: [in_kitchen]}\n"
+    file.write_text(text)
+    assert main(["solve", "VirtualHome-v0", "--set", f"task={file}"]) == 0
+    shown = capsys.readouterr().out
+    assert "No sequence of phrases leads to success." in shown
+    assert "Best return 0.000000" in shown
+    gym.register("Short-v0", entry_point="lang_envs.registration:make_world", kwargs={
+        "entry_point": "lang_envs.virtualhome.env:VirtualHomeEnv", "task": "cheese", "max_steps": 3})  # fmt: skip
+    _solve(gym.make("Short-v0", interface="text"))
+    assert "That is longer than an episode, which ends after 3 actions." in capsys.readouterr().out

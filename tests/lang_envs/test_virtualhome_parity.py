@@ -24,7 +24,7 @@ def test_recording_replays_without_a_mismatch(file: Path) -> None:
     world = env.unwrapped
     assert world.action_names == tuple(recording["actions"])
     assert world.symbolic_fields == tuple(recording["fields"])
-    assert env.spec.max_episode_steps == recording["max_episode_steps"]
+    assert world.max_steps == recording["max_episode_steps"]
 
     steps, successes, time_outs = 0, 0, 0
     for number, episode in enumerate(recording["episodes"]):

@@ -223,11 +223,21 @@ def test_words_say_what_is_there(state: State, text: str) -> None:
 
 
 def test_fifty_steps_truncate_and_another_limit_can_be_set() -> None:
-    for limit, options in ((50, {}), (7, {"max_episode_steps": 7})):
+    for limit, options in ((50, {}), (7, {"max_steps": 7}), (7, {"max_episode_steps": 7})):
         env = gym.make("VirtualHome-cheese-v0", interface="text", **options)
         env.reset(seed=0)
         ends = [env.step("sing a song")[2:4] for _ in range(limit)]
         assert ends == [(False, False)] * (limit - 1) + [(False, True)]
+
+
+def test_success_in_the_last_step_is_an_end_of_the_world_not_of_time() -> None:
+    env = gym.make("VirtualHome-cheese-v0", interface="text", max_steps=6)
+    env.reset(seed=0)
+    plan = ("walk to the cheese", "grab the cheese", "walk to the microwave", "open the microwave",
+            "put the cheese in the microwave", "close the microwave")  # fmt: skip
+    assert [env.step(phrase)[1:4] for phrase in plan] == [(0.0, False, False)] * 5 + [(1.0, True, False)]
+    with pytest.raises(ValueError, match="max_steps: 0 must be at least 1"):
+        VirtualHomeEnv("cheese", max_steps=0)
 
 
 def test_what_is_not_offered_takes_a_step_and_changes_nothing() -> None:

@@ -1,0 +1,114 @@
+"""The floor plan and the picture show the state, and nothing but the state."""
+
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from lang_envs.virtualhome import TASKS, Task, Thing
+from lang_envs.virtualhome.household import ROOMS, State
+from lang_envs.virtualhome.narration import action_phrases
+from lang_envs.virtualhome.rendering import CAPTION, CELL, COLUMNS, PLAN, ROWS, draw, write
+
+pytest.importorskip("PIL", reason="pictures need Pillow")
+
+TASK = TASKS["entertainment"]
+FULL = Task(
+    "Fill the house.",
+    [
+        *(Thing(f"jar {n}", "shelf", ("grabbable",)) for n in range(3)),
+        Thing("shelf", "bedroom", ("surface",)),
+        Thing("washer", "bedroom", ("container", "switch")),
+        Thing("rug", "bedroom"),
+        *(Thing(f"lamp {n}", "bedroom", ("switch",)) for n in range(3)),
+        Thing("extraordinarily comfortable reading chair", "bedroom", ("seat",)),
+    ],
+    goal=["jar0_in_washer"],
+)
+
+
+def after(task: Task, *phrases: str) -> State:
+    state, names = task.household.initial_state(), action_phrases(task.household)
+    for phrase in phrases:
+        state = task.household.perform(state, task.household.actions[names.index(phrase)])
+    return state
+
+
+def situations(task: Task, limit: int = 60) -> list[State]:
+    found = [task.household.initial_state()]
+    for state in found:
+        for action in task.household.actions:
+            if (new := task.household.perform(state, action)) not in found and len(found) < limit:
+                found.append(new)
+    return found
+
+
+@pytest.mark.parametrize("task", [TASK, TASKS["towel"], FULL], ids=["entertainment", "towel", "full"])
+def test_every_situation_has_its_own_plan_and_its_own_picture(task: Task) -> None:
+    states = situations(task)
+    assert len({write(task, state) for state in states}) == len(states)
+    assert len({draw(task, state).tobytes() for state in states}) == len(states)
+
+
+def test_same_state_has_the_same_picture() -> None:
+    first, second = (draw(TASK, TASK.household.initial_state()) for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+def test_picture_is_uint8_with_a_caption_below() -> None:
+    picture = draw(TASK, TASK.household.initial_state())
+    assert picture.dtype == np.uint8
+    height = ROWS * len(PLAN) * CELL
+    assert picture.shape == (height + CAPTION, COLUMNS * len(PLAN[0]) * CELL, 3)
+    assert len(np.unique(picture[height:].reshape(-1, 3), axis=0)) > 2, "something is written there"
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_the_persons_room_is_light_and_the_others_shaded(room: int) -> None:
+    picture = draw(TASK, TASK.household.initial_state()._replace(room=room)).astype(int)
+    brightness = {
+        name: picture[(row + 1) * ROWS * CELL - 4, (column + 1) * COLUMNS * CELL - 4].sum()
+        for row, rooms in enumerate(PLAN)
+        for column, name in enumerate(rooms)
+    }
+    lit = brightness.pop(ROOMS[room])
+    assert lit > max(brightness.values()) + 100
+
+
+def test_plan_says_where_things_are_what_is_near_and_what_is_held() -> None:
+    task = TASKS["food-preparation"]
+    held = write(task, after(task, "walk to the pancake", "grab the pancake", "walk to the microwave"))
+    assert held.splitlines()[0] == task.instruction
+    assert "In hand: pancake" in held
+    assert "| > microwave (closed) " in held
+    done = write(task, after(task, "walk to the pancake", "grab the pancake", "walk to the microwave",
+                             "open the microwave", "put the pancake in the microwave"))  # fmt: skip
+    assert "| > microwave (open) " in done
+    assert "| >   in it: pancake " in done
+    assert "In hand: nothing" in done
+
+
+def test_plan_is_as_wide_as_its_longest_line() -> None:
+    lines = write(FULL, FULL.household.initial_state()).splitlines()[1:-2]
+    assert len({len(line) for line in lines}) == 1
+    assert any("extraordinarily comfortable reading chair" in line for line in lines)
+
+
+@pytest.mark.parametrize("interface", ["tokens", "text"])
+def test_environments_render_in_the_mode_asked_for(interface: str) -> None:
+    shown = {}
+    for mode in ("ansi", "rgb_array", None):
+        env = gym.make("VirtualHome-pizza-v0", interface=interface, render_mode=mode, disable_env_checker=True)
+        env.reset()
+        shown[mode] = env.unwrapped.render()
+    assert "Heat the pizza" in shown["ansi"]
+    assert shown["rgb_array"].shape[2] == 3
+    assert shown[None] is None
+
+
+def test_absent_pillow_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r"pip install 'lang-envs\[render\]'"):
+        draw(TASK, TASK.household.initial_state())
+    assert "@ the person" in write(TASK, TASK.household.initial_state()), "the plan needs no Pillow"
