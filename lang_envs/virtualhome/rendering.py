@@ -16,6 +16,7 @@ CELL = 60
 """Side of a cell in pixels; a room has ``ROWS`` × ``COLUMNS`` cells; a caption of ``CAPTION`` pixels stands below."""
 ROWS, COLUMNS, CAPTION = 4, 5, 56
 
+_ABREAST, _LABEL = 3, 22  # things in a row, characters of a label
 _LEAST_LINES = 2  # of a room in plain text
 _LIT, _DARK, _WALL = "#f6ecd4", "#b9b2a6", "#5b5148"
 _GRABBABLE = ("#d9a066", "#8fb8de", "#e2725b", "#8fbf6b", "#c58fd0", "#f2c14e")
@@ -153,36 +154,40 @@ def _furnish(picture: Picture, household: Household, state: State, room: int, co
     """Furniture along the upper wall, loose things below, and the person next to what is near."""
     things = household.things
     here = [i for i, place in enumerate(state.places) if place == room]
+    furniture = [i for i in here if not things[i].can("grabbable")]
+    loose = [i for i in here if things[i].can("grabbable")]
+    rows = [group[k : k + _ABREAST] for group in (furniture, loose) for k in range(0, max(len(group), 1), _ABREAST)]
+    apart = (ROWS - 0.5) / len(rows)
+    size = min(1.0, apart / 1.5)
     at: dict[int, Place] = {}
-    for row, loose in ((0.55, False), (2.55, True)):
-        group = [i for i in here if things[i].can("grabbable") == loose]
-        step = (COLUMNS - 1.3) / max(len(group), 3)
-        at |= {i: (corner[0] + row, corner[1] + 1 + step * k) for k, i in enumerate(group)}
+    for k, row in enumerate(rows):
+        at |= {i: (corner[0] + 0.45 + apart * k, corner[1] + 0.8 + 1.45 * n) for n, i in enumerate(row)}
     for i, place in at.items():
-        _put(picture, things[i], i, state, place)
+        _put(picture, things[i], i, state, place, size)
         contents = household.contents(state, i)
         on_top = things[i].can("surface")
         shown = on_top or i in state.opened
         for k, inner in enumerate(contents):
-            across = place[1] + 0.3 * (k - (len(contents) - 1) / 2) - (0 if on_top else 0.07)
-            spot = place[0] - (0.18 if on_top else -0.05), across
-            _put(picture, things[inner], inner, state, spot, 0.5 if shown else 0.25)
-        inside = ", ".join(_mark(household, state, inner) + things[inner].name for inner in contents)
-        label = _mark(household, state, i) + things[i].name + (f": {inside}" if inside and shown else "")
-        picture.write(label, place[0] + 0.96, place[1] + 0.5, 0.2, anchor="mt")
+            across = place[1] + (0.3 * (k - (len(contents) - 1) / 2) - (0 if on_top else 0.07)) * size
+            spot = place[0] - (0.18 if on_top else -0.05) * size, across
+            _put(picture, things[inner], inner, state, spot, size * (0.5 if shown else 0.25))
     if state.room == room:
         focus = state.seat if state.seat != NOWHERE else next((i for i in at if i in state.near), None)
         if focus is None:
-            person = corner[0] + 1.75, corner[1] + 0.1
-        elif state.seat != NOWHERE:
-            person = at[focus]
+            person = corner[0] + 1.6, corner[1] - 0.05
         else:
-            below = 0.0 if things[focus].can("grabbable") else 1.15
-            person = at[focus][0] + below, at[focus][1] - (0.0 if below else 0.75)
-        picture.stamp(_PERSON, person, 0.9)
+            beside = 0.0 if state.seat != NOWHERE else 0.68 * size
+            person = at[focus][0] + beside / 5, at[focus][1] - beside
+        picture.stamp(_PERSON, person, 0.9 * size)
         held = [i for i, place in enumerate(state.places) if place == HELD]
         for side, i in zip((0.3, -0.3), held, strict=False):
-            _put(picture, things[i], i, state, (person[0] + 0.22, person[1] + side), 0.5)
+            _put(picture, things[i], i, state, (person[0] + 0.22 * size, person[1] + side * size), 0.5 * size)
+    for i, place in at.items():
+        shown = things[i].can("surface") or i in state.opened
+        names = [_mark(household, state, inner) + things[inner].name for inner in household.contents(state, i) if shown]
+        for line, text in enumerate((_mark(household, state, i) + things[i].name, ", ".join(names))):
+            label = text if len(text) <= _LABEL else f"{text[: _LABEL - 3]}..."
+            picture.write(label, place[0] + 0.5 + (0.44 + 0.2 * line) * size, place[1] + 0.5, 0.19 * size, anchor="mt")
 
 
 def _put(picture: Picture, thing: Thing, i: int, state: State, at: Place, size: float = 1) -> None:
