@@ -10,12 +10,14 @@ ifneq ($(origin ENV),command line)
 override ENV :=
 endif
 
-OPTIONS := $(if $(ALGO),--algo '$(ALGO)') $(if $(ENV),--env $(ENV)) $(if $(MODEL),--model $(MODEL)) \
+OPTIONS = $(if $(ALGO),--algo '$(ALGO)') $(if $(ENV),--env $(ENV)) $(if $(MODEL),--model $(MODEL)) \
 	$(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(DEVICE),--device $(DEVICE)) \
 	$(if $(QUANTIZE),--quantize $(QUANTIZE)) $(ARGS)
 
+UNSEEN := $(patsubst %,VirtualHome-%-v0,cheese hamburger apple-pie pizza washing-plate laundry juice towel)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup bench throughput test lint format clean
+.PHONY: help setup bench bench-generalization throughput test lint format clean
 
 help:
 	@echo "make bench        compare agents; sets up what it needs, draws curves and a table into runs/"
@@ -26,6 +28,8 @@ help:
 	@echo "    DEVICE=cpu  QUANTIZE=4bit"
 	@echo "    ARGS='--actor-lr 1e-4'   anything else: $(BIN)/python -m benchmarks run --help"
 	@echo "    RESUME=runs/...          go on with a run that was stopped"
+	@echo "make bench-generalization"
+	@echo "                  train on food preparation, then play eight household tasks nothing was trained on"
 	@echo "make test         run the tests"
 	@echo "make throughput   measure the speed of the worlds, of credit, and of packed against naive scoring"
 	@echo "make lint         ruff and mypy"
@@ -43,6 +47,11 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(if $(RESUME),resume $(RESUME),run $(OPTIONS))
+
+bench-generalization: ALGO ?= poad,ntpo,twosome
+bench-generalization: override ENV := VirtualHome-food-preparation-v0
+bench-generalization: $(INSTALLED)
+	$(BIN)/python -m benchmarks $(if $(RESUME),resume $(RESUME),run --transfer $(UNSEEN) $(OPTIONS))
 
 throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.worlds

@@ -199,3 +199,51 @@ def test_steps_to_near_optimum_is_the_first_step_at_nine_tenths() -> None:
     assert _steps_to_near_optimum(lines, 1.0) == 30
     assert _steps_to_near_optimum(lines, 2.0) is None
     assert _steps_to_near_optimum(lines, None) is None
+
+
+def test_agents_play_worlds_they_were_not_trained_in(tmp_path: Path) -> None:
+    elsewhere = ["VirtualHome-cheese-v0", "VirtualHome-towel-v0"]
+    options = [*SMALL, "--env", "VirtualHome-food-preparation-v0", "--transfer", *elsewhere]
+    done = benchmark("run", "--algo", "poad,random", *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = only_run(tmp_path)
+    for stage in ("untrained", "trained"):
+        found = json.loads((run / "poad" / "seed-0" / f"transfer-{stage}.json").read_text())
+        assert list(found) == elsewhere
+        for ways in found.values():
+            for way in ("sampled", "greedy"):
+                assert len(ways[way]["returns"]) == len(ways[way]["successes"]) == 4
+    worlds = json.loads((run / "transfer.json").read_text())["worlds"]
+    assert list(worlds["VirtualHome-cheese-v0"]) == ["untrained", "poad", "random"]
+    table = (run / "transfer.md").read_text()
+    assert "never rewarded in any of them" in table
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert rows[2].startswith("| VirtualHome-cheese-v0 | 0.7738 | ")
+    assert rows[3] == "| … the paper, 7B |  | 0.1351 55% | 0.7553 100% |  |"
+    assert rows[4].startswith("| VirtualHome-towel-v0 | 0.6983 | ")
+    assert (run / "transfer.png").read_bytes().startswith(b"\x89PNG")
+    (run / "poad" / "seed-0" / "result.json").unlink()
+    untrained = (run / "poad" / "seed-0" / "transfer-untrained.json").read_text()
+    again = benchmark("resume", str(run), folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (run / "poad" / "seed-0" / "transfer-untrained.json").read_text() == untrained
+
+
+def test_playing_elsewhere_changes_nothing_in_the_training(tmp_path: Path) -> None:
+    results = []
+    for more in ([], ["--transfer", "VirtualHome-pizza-v0"]):
+        folder = tmp_path / str(len(more))
+        folder.mkdir()
+        done = benchmark("run", *SMALL, "--env", "VirtualHome-food-preparation-v0", *more, folder=folder)
+        assert done.returncode == 0, done.stderr
+        cell = only_run(folder) / "poad" / "seed-0"
+        lines = [json.loads(line) for line in (cell / "metrics.jsonl").read_text().splitlines()]
+        results.append(([line | {"timing": None} for line in lines], (cell / "result.json").read_text()))
+    assert results[0] == results[1]
+
+
+def test_unknown_worlds_to_play_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = benchmark("run", *SMALL, "--transfer", "VirtualHome-chese-v0", folder=tmp_path)
+    assert done.returncode != 0
+    assert "Did you mean 'VirtualHome-cheese-v0'" in done.stderr
+    assert not (tmp_path / "runs").exists()
