@@ -24,7 +24,7 @@ help:
 	@echo "    ALGO=poad,ntpo,twosome   agents: poad ntpo twosome random, or package.module:Class (default poad)"
 	@echo "    ENV=id                   world: $(BIN)/python -m lang_envs list (default Overcooked-tomato-salad-v0)"
 	@echo "    MODEL=name               embedded (default), a Hugging Face name, or a folder"
-	@echo "    SEEDS=3  STEPS=16384     how many runs of each agent, and how long each"
+	@echo "    SEEDS=3  STEPS=16384     how many runs of each agent, and how long each (default: what the world takes)"
 	@echo "    DEVICE=cpu  QUANTIZE=4bit"
 	@echo "    ARGS='--actor-lr 1e-4'   anything else: $(BIN)/python -m benchmarks run --help"
 	@echo "    RESUME=runs/...          go on with a run that was stopped"

@@ -15,7 +15,7 @@ import docstring_parser
 import gymnasium as gym
 import tyro
 
-from benchmarks.presets import preset_settings
+from benchmarks.presets import BUDGETS, Budget, preset_settings
 from lang_envs import WORLDS, load_tokenizer
 from trainers.agents import AGENTS, agent_class
 from trainers.agents.settings import Settings, TokenLevelSettings, resolve
@@ -67,10 +67,10 @@ class BenchmarkConfig:
     """How many runs of each agent, each with a seed of its own."""
     first_seed: int = 0
     """The first of these seeds; the others follow it."""
-    steps: int = 16_384
-    """Decisions of each run, over all its environments."""
-    num_envs: int = 4
-    """Environments of each run."""
+    steps: int | None = None
+    """Decisions of each run, over all its environments (by default what the world takes: mostly 16,384)."""
+    num_envs: int | None = None
+    """Environments of each run (by default what suits the world: mostly 4)."""
     rollout_steps: int = 64
     """Decisions in each environment between two updates."""
     eval_episodes: int = 100
@@ -121,9 +121,21 @@ class BenchmarkConfig:
                 resolve(settings, options.pop("model", "embedded"), options)
             elif name in AGENTS and (given := self.agent_options(algo, 0).keys() - {"seed"}):
                 raise ValueError(f"the agent {name!r} has no {', '.join(sorted(given))}")
-        for name in ("seeds", "steps", "num_envs", "rollout_steps", "eval_episodes", "checkpoint_every"):
+        for name in ("seeds", "rollout_steps", "eval_episodes", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name, value in self.budget._asdict().items():
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+
+    @property
+    def budget(self) -> Budget:
+        """What was given, and what the world takes where nothing was."""
+        usual = BUDGETS.get(self.env, Budget())
+        return Budget(
+            usual.steps if self.steps is None else self.steps,
+            usual.num_envs if self.num_envs is None else self.num_envs,
+        )
 
     @property
     def algos(self) -> tuple[str, ...]:

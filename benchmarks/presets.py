@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 PRESETS = ("default", "paper")
+
+
+class Budget(NamedTuple):
+    """How long a run is and over how many environments, where nobody says."""
+
+    steps: int = 16_384
+    num_envs: int = 4
+
+
+BUDGETS = {
+    # A random policy succeeds in one of some 400 episodes: more of them at once, so that an update sees a success.
+    "VirtualHome-entertainment-v0": Budget(65_536, 32),
+}
+"""Worlds that need another budget than the usual one, with the embedded model."""
 
 _PAPER: dict[str, Any] = {
     "behaviour": "candidates",
