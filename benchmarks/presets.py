@@ -16,7 +16,7 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     # A random policy succeeds in one of some 400 episodes: more of them at once, so that an update sees a success.
-    "VirtualHome-entertainment-v0": Budget(65_536, 32),
+    "VirtualHome-entertainment-v0": Budget(49_152, 32),
 }
 """Worlds that need another budget than the usual one, with the embedded model."""
 
