@@ -15,7 +15,7 @@ import docstring_parser
 import gymnasium as gym
 import tyro
 
-from benchmarks.presets import BUDGETS, Budget, preset_settings
+from benchmarks.presets import Budget, preset_settings, usual_budget
 from lang_envs import WORLDS, load_tokenizer
 from trainers.agents import AGENTS, agent_class
 from trainers.agents.settings import Settings, TokenLevelSettings, resolve
@@ -131,7 +131,7 @@ class BenchmarkConfig:
     @property
     def budget(self) -> Budget:
         """What was given, and what the world takes where nothing was."""
-        usual = BUDGETS.get(self.env, Budget())
+        usual = usual_budget(self.env)
         return Budget(
             usual.steps if self.steps is None else self.steps,
             usual.num_envs if self.num_envs is None else self.num_envs,

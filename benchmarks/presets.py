@@ -14,11 +14,15 @@ class Budget(NamedTuple):
     num_envs: int = 4
 
 
-BUDGETS = {
-    # A random policy succeeds in one of some 400 episodes: more of them at once, so that an update sees a success.
-    "VirtualHome-entertainment-v0": Budget(49_152, 32),
-}
-"""Worlds that need another budget than the usual one, with the embedded model."""
+# In the household a random policy succeeds in one of some 50 episodes, in entertainment in one of some 400: more of
+# them at once, so that the first updates see a success. They are few situations, so that costs little.
+BUDGETS = {"VirtualHome": Budget(24_576, 16), "VirtualHome-entertainment-v0": Budget(49_152, 32)}
+"""Worlds and families of worlds that need another budget than the usual one, with the embedded model."""
+
+
+def usual_budget(env_id: str) -> Budget:
+    return BUDGETS.get(env_id) or BUDGETS.get(env_id.partition("-")[0], Budget())
+
 
 _PAPER: dict[str, Any] = {
     "behaviour": "candidates",

@@ -105,7 +105,13 @@ def write_tables(summary: Summary, folder: Path, console: Console) -> None:
     title = f"{summary.env}: {summary.steps:,} decisions a seed, then {summary.eval_episodes} episodes each"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("agent", "return", "of best", "greedy", "success", "steps to 90 %"):  # what fits 80 columns
-        table.add_column(name, justify="left" if name == "agent" else "right", no_wrap=name != "agent", overflow="fold")
+        table.add_column(
+            name,
+            justify="left" if name == "agent" else "right",
+            no_wrap=name not in ("agent", "steps to 90 %"),
+            overflow="fold",
+            min_width=8 if name == "agent" else None,
+        )
     for agent, _, mean, _, share, greedy, success, steps in body:
         table.add_row(escape(agent), mean, share, greedy, success, _range(steps))
     console.print(table)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import matplotlib
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -23,6 +25,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 UNTRAINED = "untrained"
+_INTERVAL = re.compile(r" \[.*\] ")  # has no room in a terminal
 NOTE = (
     "Mean discounted return, in brackets its 95 % interval (bootstrap over seeds and over the episodes of each), then "
     "the share of episodes that succeed; actions are sampled. The agents were trained in {trained_in} alone, for "
@@ -47,7 +50,7 @@ def _summary(cells: list[Cell], algo: str, stage: str, env: str) -> dict[str, An
     for way in ("sampled", "greedy"):
         played = [cell.transfer[stage][env][way] for cell in cells if cell.algo == algo]
         for measure in ("return", "success"):
-            summary[f"{way}_{measure}"] = bootstrap_mean([episodes[f"{measure}s"] for episodes in played])._asdict()
+            summary[f"{way}_{measure}"] = bootstrap_mean([episodes[measure] for episodes in played])._asdict()
     return summary
 
 
@@ -63,19 +66,22 @@ def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, con
         first=config.algos[0],
     )
     columns = [UNTRAINED, *config.algos]
-    header = ["task", "best return", *columns]
+    header = ["task", "best", *columns]
     rows = []
     for env, found in table.items():
         best = "" if optima[env] is None else f"{optima[env]:.4f}"
         rows.append([env, best, *(_cell(found[column]) for column in columns)])
         if env in PAPER_TRANSFER:
             paper = PAPER_TRANSFER[env]
-            rows.append(["… the paper, 7B", "", *(_paper_cell(paper.get(column)) for column in columns)])
-    shown = Table(title="In worlds that were not trained in", title_justify="left")
+            rows.append(["… paper, 7B", "", *(_paper_cell(paper.get(column)) for column in columns)])
+    shown = Table(
+        title="In worlds that were not trained in: mean return, success", title_justify="left", box=SIMPLE_HEAD
+    )
     for name in header:
-        shown.add_column(escape(name), overflow="fold")
+        shown.add_column(escape(name), justify="left" if name == "task" else "right", overflow="fold")
     for row in rows:
-        shown.add_row(*map(escape, row))
+        task = row[0].removesuffix("-v0").partition("-")[2] or row[0]
+        shown.add_row(*map(escape, (task, *(_INTERVAL.sub(" ", cell) for cell in row[1:]))))
     console.print(shown)
     console.print(note, style="dim")
     lines = [note, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

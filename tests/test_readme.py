@@ -56,8 +56,8 @@ def test_the_table_of_worlds_is_complete() -> None:
 
 def test_every_make_target_that_is_shown_exists() -> None:
     makefile = (Path(__file__).parents[1] / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
-    assert set(re.findall(r"make ([a-z]+)(?=[ `\n])", README)) <= targets | {"it", "an"}
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
+    assert set(re.findall(r"make ([a-z-]+)(?=[ `\n])", README)) <= targets | {"it", "an"}
 
 
 def test_pictures_that_are_shown_exist() -> None:
@@ -81,3 +81,27 @@ def test_the_readmes_world_keeps_gymnasiums_contract_and_is_learnt(
     assert trainers.evaluate(agent, "Doors-v0", 4).returns.shape == (4,)
     assert trainers.evaluate(agent, lambda: gym.make("Doors-v0"), 4).returns.shape == (4,)
     sys.modules.pop("my_doors")
+
+
+def test_the_readmes_household_is_solved_and_trained_in_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lang_envs.__main__ import main
+
+    (task,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    (tmp_path / "socks.yaml").write_text(task)
+    (tmp_path / "my_socks.py").write_text(block("my_socks.py"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["solve", "VirtualHome-v0", "--set", "task=socks.yaml"]) == 0
+    assert "Shortest solution, 9 actions" in capsys.readouterr().out
+    env = gym.make("my_socks:Socks-v0")
+    trainers.check_agent(trainers.make("poad", env), env)
+    sys.modules.pop("my_socks")
+
+
+def test_the_readmes_table_of_unseen_tasks_has_all_of_them() -> None:
+    from lang_envs.virtualhome import UNSEEN_TASKS
+
+    rows = re.findall(r"^\| VirtualHome-([a-z-]+)-v0 \| 0\.\d{4} \|", README, flags=re.MULTILINE)
+    assert tuple(rows) == UNSEEN_TASKS

@@ -212,14 +212,14 @@ def test_agents_play_worlds_they_were_not_trained_in(tmp_path: Path) -> None:
         assert list(found) == elsewhere
         for ways in found.values():
             for way in ("sampled", "greedy"):
-                assert len(ways[way]["returns"]) == len(ways[way]["successes"]) == 4
+                assert len(ways[way]["return"]) == len(ways[way]["success"]) == 4
     worlds = json.loads((run / "transfer.json").read_text())["worlds"]
     assert list(worlds["VirtualHome-cheese-v0"]) == ["untrained", "poad", "random"]
     table = (run / "transfer.md").read_text()
     assert "never rewarded in any of them" in table
     rows = [line for line in table.splitlines() if line.startswith("|")]
     assert rows[2].startswith("| VirtualHome-cheese-v0 | 0.7738 | ")
-    assert rows[3] == "| … the paper, 7B |  | 0.1351 55% | 0.7553 100% |  |"
+    assert rows[3] == "| … paper, 7B |  | 0.1351 55% | 0.7553 100% |  |"
     assert rows[4].startswith("| VirtualHome-towel-v0 | 0.6983 | ")
     assert (run / "transfer.png").read_bytes().startswith(b"\x89PNG")
     (run / "poad" / "seed-0" / "result.json").unlink()
