@@ -54,7 +54,10 @@ class Course:
         if view is None:
             seen = self.task.household.observe(state)
             text = narrate(self.task.household, self.task.instruction, seen)
-            view = self._views[state] = View(text, tuple(map(int, seen.values())), self.task.offered(state))
+            offered = self.task.offered(state)
+            if not offered and not self.task.is_done(state):
+                raise ValueError(f"menu: it offers nothing at all in this situation: {text}")
+            view = self._views[state] = View(text, tuple(map(int, seen.values())), offered)
         return view
 
 

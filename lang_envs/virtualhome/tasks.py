@@ -52,18 +52,21 @@ def put_away(
 
 
 def _entertainment() -> Task:
-    """The source's second task. Its menu never offers standing up once one sits, nor a way to what is left behind."""
-    in_kitchen, hands_full = "in_kitchen", "hold_chips or hold_milk"
-    leaves_table = f"not close_to_coffeetable or {hands_full}"
-    on_sofa = ("close_to_sofa", "is_tv_on", "not is_sit_sofa")
-    at_dark_tv = ("close_to_tv", "not is_tv_on")
+    """The source's second task, with the oddities of its menu.
+
+    It offers the way to one snack while the other is seen, never standing up once one sits, at the coffee table with
+    empty hands nothing but the other rooms, and both of the TV's switches while it is off.
+    """
+    not_stuck_at_table = "not close_to_coffeetable or hold_chips or hold_milk"
     at_empty_table = ("close_to_coffeetable", "not chips_on_coffeetable", "not milk_on_coffeetable")
+    at_dark_tv = ("close_to_tv", "not is_tv_on")
+    at_sofa_before_tv = ("close_to_sofa", "is_tv_on", "not is_sit_sofa")
 
     def snack(name: str, other: str) -> tuple[tuple[str, Conditions], ...]:
-        unseen_other = f"see_{other}", f"not hold_{other} or see_{name}"
+        while_other_is_seen = (f"see_{other}", f"not hold_{other} or see_{name}")
         return (
-            (f"walk to the {name}", (in_kitchen, f"not close_to_{name}", *unseen_other)),
-            (f"grab the {name}", (in_kitchen, f"close_to_{name}", f"not hold_{name}")),
+            (f"walk to the {name}", ("in_kitchen", f"not close_to_{name}", *while_other_is_seen)),
+            (f"grab the {name}", ("in_kitchen", f"close_to_{name}", f"not hold_{name}")),
             (f"put the {name} on the coffee table", (f"hold_{name}", *at_empty_table)),
         )
 
@@ -88,12 +91,12 @@ def _entertainment() -> Task:
             *snack("chips", "milk"),
             *snack("milk", "chips"),
             ("walk to the coffee table", ("in_livingroom", "not close_to_coffeetable", "not is_sit_sofa")),
-            ("walk to the TV", ("in_livingroom", "not close_to_tv", "not is_sit_sofa", leaves_table)),
-            ("walk to the sofa", ("in_livingroom", "not close_to_sofa", leaves_table)),
+            ("walk to the TV", ("in_livingroom", "not close_to_tv", "not is_sit_sofa", not_stuck_at_table)),
+            ("walk to the sofa", ("in_livingroom", "not close_to_sofa", not_stuck_at_table)),
             ("turn on the TV", at_dark_tv),
             ("turn off the TV", at_dark_tv),
-            ("sit on the sofa", on_sofa),
-            ("stand up from the sofa", on_sofa),
+            ("sit on the sofa", at_sofa_before_tv),
+            ("stand up from the sofa", at_sofa_before_tv),
         ),
     )
 

@@ -118,6 +118,16 @@ def test_menu_says_when_its_phrase_is_offered_and_the_rest_is_offered_when_it_ch
     assert "walk to the bathroom" in info["available_actions"]
 
 
+def test_a_menu_that_leaves_nothing_to_do_is_refused_where_it_does() -> None:
+    rooms = ("living room", "kitchen", "bathroom", "bedroom")
+    nothing = {f"walk to the {room}": ["in_bedroom"] for room in rooms} | {"walk to the basket": ["is_lamp_on"]}
+    nothing |= {"walk to the lamp": ["is_lamp_on"]}
+    env = VirtualHomeEnv(changed(menu=nothing))
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="menu: it offers nothing at all in this situation: Put the .* the bathroom"):
+        env.step("walk to the bathroom")
+
+
 def test_optimal_return_of_a_task_without_a_solution_is_zero() -> None:
     mapping = yaml.safe_load(CHORE) | {"menu": {"turn on the lamp": ["in_kitchen"]}}
     found = solve(VirtualHomeEnv(mapping))
