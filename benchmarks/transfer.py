@@ -25,7 +25,16 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 UNTRAINED = "untrained"
-_INTERVAL = re.compile(r" \[.*\] ")  # has no room in a terminal
+_INTERVAL = re.compile(r" \[.*?\]")  # has no room in a terminal
+NOTE = (
+    "Mean discounted return, then the share of episodes that succeed, each with its 95 % interval in brackets "
+    "(bootstrap over seeds and over the episodes of each); actions are sampled. The agents were trained in "
+    "{trained_in} alone, for {steps:,} decisions, {seeds} seeds each, and played {episodes} episodes of each task; "
+    "'untrained' is {first} before training. The embedded model has read the words of these tasks in the text of "
+    "random policies, so that it can encode them; it was never rewarded in any of them. Paper: LLaMA2-7B, table 1 of arXiv "
+    "2405.15821."
+)
+_INTERVAL = re.compile(r" \[.*?\]")  # has no room in a terminal
 NOTE = (
     "Mean discounted return, in brackets its 95 % interval (bootstrap over seeds and over the episodes of each), then "
     "the share of episodes that succeed; actions are sampled. The agents were trained in {trained_in} alone, for "
@@ -78,10 +87,15 @@ def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, con
         title="In worlds that were not trained in: mean return, success", title_justify="left", box=SIMPLE_HEAD
     )
     for name in header:
-        shown.add_column(escape(name), justify="left" if name == "task" else "right", overflow="fold")
+        shown.add_column(
+            escape(name),
+            justify="left" if name == "task" else "right",
+            overflow="fold",
+            min_width=14 if name == "task" else None,
+        )
     for row in rows:
         task = row[0].removesuffix("-v0").partition("-")[2] or row[0]
-        shown.add_row(*map(escape, (task, *(_INTERVAL.sub(" ", cell) for cell in row[1:]))))
+        shown.add_row(*map(escape, (task, *(_INTERVAL.sub("", cell) for cell in row[1:]))))
     console.print(shown)
     console.print(note, style="dim")
     lines = [note, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
@@ -93,7 +107,8 @@ def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, con
 
 def _cell(found: dict[str, Any]) -> str:
     mean, low, high = found["sampled_return"].values()
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}] {found['sampled_success']['mean']:.0%}"
+    success, fewest, most = (100 * share for share in found["sampled_success"].values())
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}] {success:.0f}% [{fewest:.0f}, {most:.0f}]"
 
 
 def _paper_cell(found: tuple[float, float] | None) -> str:
