@@ -31,8 +31,8 @@ NOTE = (
     "(bootstrap over seeds and over the episodes of each); actions are sampled. The agents were trained in "
     "{trained_in} alone, for {steps:,} decisions, {seeds} seeds each, and played {episodes} episodes of each task; "
     "'untrained' is {first} before training. The embedded model has read the words of these tasks in the text of "
-    "random policies, so that it can encode them; it was never rewarded in any of them. Paper: LLaMA2-7B, table 1 of arXiv "
-    "2405.15821."
+    "random policies, so that it can encode them; it was never rewarded in any of them. Paper: LLaMA2-7B, table 1 of "
+    "arXiv 2405.15821."
 )
 _INTERVAL = re.compile(r" \[.*?\]")  # has no room in a terminal
 NOTE = (
