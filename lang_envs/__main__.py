@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one_world.add_argument(
         "--set",
         metavar="NAME=VALUE",
+        type=_named_value,
         action="append",
         default=[],
         help="an argument of the world, for example task=chores.yaml for VirtualHome-v0",
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = options.id.removeprefix("lang_envs:")
     if name not in KNOWN:
         chosen.error(_unknown(name))
-    given = dict(pair.partition("=")[::2] for pair in options.set)
+    given = dict(options.set)
     if options.command == "play":
         if options.seed is not None and options.seed < 0:
             player.error(f"--seed {options.seed} is negative")
@@ -85,6 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PlanningError as error:
         solver.error(str(error))
     return 0
+
+
+def _named_value(text: str) -> tuple[str, Any]:
+    """``"max_steps=20"`` as a name and a value, which is a word where it is no Python literal."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def _solve(env: gym.Env[str, str]) -> None:
