@@ -57,7 +57,7 @@ class Cell:
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
     return gym.make_vec(
         config.env,
-        num_envs=config.budget.num_envs,
+        num_envs=config.usual.num_envs,
         vectorization_mode="sync",
         vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
         **config.env_options,
@@ -85,7 +85,7 @@ def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
     trainers.train(
         agent,
         envs,
-        config.budget.steps,
+        config.usual.steps,
         run_dir=cell.path,
         seed=1000 * cell.seed,
         rollout_steps=config.rollout_steps,

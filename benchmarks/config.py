@@ -15,7 +15,7 @@ import docstring_parser
 import gymnasium as gym
 import tyro
 
-from benchmarks.presets import Budget, preset_settings, usual_budget
+from benchmarks.presets import Usual, preset_settings, usual
 from lang_envs import WORLDS, load_tokenizer
 from trainers.agents import AGENTS, agent_class
 from trainers.agents.settings import Settings, TokenLevelSettings, resolve
@@ -121,21 +121,16 @@ class BenchmarkConfig:
                 resolve(settings, options.pop("model", "embedded"), options)
             elif name in AGENTS and (given := self.agent_options(algo, 0).keys() - {"seed"}):
                 raise ValueError(f"the agent {name!r} has no {', '.join(sorted(given))}")
-        for name in ("seeds", "rollout_steps", "eval_episodes", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name, value in self.budget._asdict().items():
-            if value < 1:
+        for name in ("seeds", "steps", "num_envs", "rollout_steps", "eval_episodes", "checkpoint_every"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
 
     @property
-    def budget(self) -> Budget:
-        """What was given, and what the world takes where nothing was."""
-        usual = usual_budget(self.env)
-        return Budget(
-            usual.steps if self.steps is None else self.steps,
-            usual.num_envs if self.num_envs is None else self.num_envs,
-        )
+    def usual(self) -> Usual:
+        """How long and over how many environments: as given, or as the world takes with the embedded model."""
+        suited = usual(self.env) if self.preset == "default" and self.model in (None, "embedded") else Usual()
+        given = {name: getattr(self, name) for name in ("steps", "num_envs") if getattr(self, name) is not None}
+        return suited._replace(**given)
 
     @property
     def algos(self) -> tuple[str, ...]:
@@ -149,7 +144,7 @@ class BenchmarkConfig:
             return own | {"seed": seed}
         given = {option: value for option, value in dataclasses.asdict(self.agent).items() if value is not None}
         given |= {option: getattr(self, option) for option in ("model", "device") if getattr(self, option) is not None}
-        preset = preset_settings(self.preset, self.env, name) if name in AGENTS else {}
+        preset = preset_settings(self.preset, self.env, name) | self.usual.settings if name in AGENTS else {}
         return preset | given | own | {"seed": seed}
 
     @property

@@ -25,7 +25,7 @@ class Display:
     def __init__(self, config: BenchmarkConfig, cells: list[Cell], console: Console) -> None:
         self._cells = cells
         self._console = console
-        self._steps = config.budget.steps
+        self._steps = config.usual.steps
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -40,7 +40,7 @@ class Display:
         self._tasks: dict[Cell, TaskID] = {}
         for cell in cells:
             name = escape(f"{cell.algo} seed {cell.seed}")  # brackets are markup to rich
-            self._tasks[cell] = self._progress.add_task(name, total=config.budget.steps, start=False, numbers="waiting")
+            self._tasks[cell] = self._progress.add_task(name, total=config.usual.steps, start=False, numbers="waiting")
         self._last_line = time.monotonic()
 
     def __enter__(self) -> Display:

@@ -78,7 +78,7 @@ def summarise(config: BenchmarkConfig, cells: list[Cell]) -> Summary:
             )
         )
     return Summary(
-        config.env, config.budget.steps, config.eval_episodes, optimum, chance.mean_return, chance.success_rate, rows
+        config.env, config.usual.steps, config.eval_episodes, optimum, chance.mean_return, chance.success_rate, rows
     )
 
 

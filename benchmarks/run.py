@@ -35,7 +35,9 @@ _PACKAGES = ("lang-envs", "torch", "transformers", "peft", "gymnasium", "numpy",
 def run(config: BenchmarkConfig) -> Path:
     """Run a benchmark from its beginning; returns its folder."""
     config.check()
-    config = replace(config, **config.budget._asdict())  # so that going on later goes on alike
+    config = replace(
+        config, steps=config.usual.steps, num_envs=config.usual.num_envs
+    )  # so that going on later goes on alike
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     names = "+".join(dict.fromkeys(parse_variant(algo)[0].rpartition(":")[2] for algo in config.algos))
     folder = config.runs_dir / f"{config.env.rpartition(':')[2]}-{names}-{stamp}"

@@ -69,7 +69,7 @@ def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, con
     optima = {env: getattr(gym.make(env, **config.env_options).unwrapped, "optimal_return", None) for env in table}
     note = NOTE.format(
         trained_in=config.env,
-        steps=config.budget.steps,
+        steps=config.usual.steps,
         seeds=config.seeds,
         episodes=config.eval_episodes,
         first=config.algos[0],

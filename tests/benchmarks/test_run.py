@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.config import BenchmarkConfig
-from benchmarks.presets import preset_settings
+from benchmarks.config import AgentOverrides, BenchmarkConfig
+from benchmarks.presets import USUAL, Usual, preset_settings
 from benchmarks.report import _steps_to_near_optimum
 from trainers.agents.settings import Settings, TokenLevelSettings, TwosomeSettings, resolve
 
@@ -247,3 +247,18 @@ def test_unknown_worlds_to_play_are_refused_before_anything_runs(tmp_path: Path)
     assert done.returncode != 0
     assert "Did you mean 'VirtualHome-cheese-v0'" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_not_given_is_what_the_world_takes_with_the_embedded_model() -> None:
+    entertainment = "VirtualHome-entertainment-v0"
+    assert BenchmarkConfig().usual == Usual(16_384, 4)
+    assert BenchmarkConfig(env="VirtualHome-towel-v0").usual == USUAL["VirtualHome"]
+    assert BenchmarkConfig(env=entertainment, steps=7).usual == USUAL[entertainment]._replace(steps=7)
+    assert BenchmarkConfig(env=entertainment).agent_options("poad", 1) == {"minibatches": 2, "seed": 1}
+    assert BenchmarkConfig(env=entertainment).agent_options("poad[minibatches=8]", 1)["minibatches"] == 8
+    assert BenchmarkConfig(env=entertainment, agent=AgentOverrides(minibatches=3)).agent_options("ntpo", 0) == {
+        "minibatches": 3,
+        "seed": 0,
+    }
+    for elsewhere in ({"model": "a/7b"}, {"preset": "paper"}):
+        assert BenchmarkConfig(env=entertainment, **elsewhere).usual == Usual()

@@ -20,7 +20,10 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for name in WORLDS:
         env = gym.make(name)
-        played = [trainers.evaluate(trainers.make(agent, env), name, options.episodes) for agent in ("poad", "random")]
+        played = [
+            trainers.evaluate(trainers.make(agent, env), name, options.episodes, num_envs=20)
+            for agent in ("poad", "random")
+        ]
         cells = [f"{found.success_rate:.1%} | {found.mean_return:.3f}" for found in played]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
