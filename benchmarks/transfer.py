@@ -34,14 +34,6 @@ NOTE = (
     "random policies, so that it can encode them; it was never rewarded in any of them. Paper: LLaMA2-7B, table 1 of "
     "arXiv 2405.15821."
 )
-_INTERVAL = re.compile(r" \[.*?\]")  # has no room in a terminal
-NOTE = (
-    "Mean discounted return, in brackets its 95 % interval (bootstrap over seeds and over the episodes of each), then "
-    "the share of episodes that succeed; actions are sampled. The agents were trained in {trained_in} alone, for "
-    "{steps:,} decisions, {seeds} seeds each, and played {episodes} episodes of each task; 'untrained' is {first} "
-    "before training. The embedded model has read the words of these tasks in the text of random policies, so that it "
-    "can encode them; it was never rewarded in any of them. Paper: LLaMA2-7B, table 1 of arXiv 2405.15821."
-)
 _COLOURS = ("#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
