@@ -117,7 +117,7 @@ def _play_elsewhere(agent: Any, config: BenchmarkConfig, cell: Cell, stage: str)
     for env in config.transfer:
         found[env] = {}
         for way, greedy in (("sampled", False), ("greedy", True)):
-            options = {"greedy": greedy, "num_envs": _TRANSFER_ENVS, **config.env_options}
+            options = {"greedy": greedy, "num_envs": _TRANSFER_ENVS, **config.tokenizer_options}
             played = trainers.evaluate(agent, env, config.eval_episodes, **options)
             found[env][way] = {"return": played.returns.tolist(), "success": played.successes.tolist()}
     write_atomically(cell.transfer_file(stage), json.dumps(found) + "\n")

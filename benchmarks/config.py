@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
 import json
@@ -17,6 +16,7 @@ import tyro
 
 from benchmarks.presets import Usual, preset_settings, usual
 from lang_envs import WORLDS, load_tokenizer
+from lang_envs.registration import TEMPLATES, named_value
 from trainers.agents import AGENTS, agent_class
 from trainers.agents.settings import Settings, TokenLevelSettings, resolve
 from trainers.language_model import resolve_device
@@ -61,6 +61,8 @@ class BenchmarkConfig:
     stand behind it in brackets: poad,poad[behaviour=candidates]."""
     env: str = "Overcooked-tomato-salad-v0"
     """Id of the world (python -m lang_envs list), or module:Id of one that a module registers."""
+    env_set: tuple[str, ...] = ()
+    """Arguments of the world, each name=value, such as task=chores.yaml for VirtualHome-v0."""
     model: str | None = None
     """embedded (the default), a Hugging Face name, or a folder."""
     seeds: int = 3
@@ -98,14 +100,12 @@ class BenchmarkConfig:
         ValueError
             Naming the option, its value, and what is known.
         """
-        for env in (self.env, *self.transfer):
-            try:
-                gym.spec(env)
-            except (gym.error.Error, ImportError):
-                raise ValueError(unknown("world", env, WORLDS)) from None
         if self.model not in (None, "embedded"):
             load_tokenizer(self.model)
         resolve_device(self.device or "auto")
+        _check_world(self.env, self.env_options)
+        for env in self.transfer:
+            _check_world(env, self.tokenizer_options)
         if self.first_seed < 0:
             raise ValueError(f"first_seed={self.first_seed} must not be negative")
         if not self.algos:
@@ -148,9 +148,14 @@ class BenchmarkConfig:
         return preset | given | own | {"seed": seed}
 
     @property
-    def env_options(self) -> dict[str, Any]:
+    def tokenizer_options(self) -> dict[str, Any]:
         """The worlds speak the model's tokenizer."""
         return {} if self.model in (None, "embedded") else {"tokenizer": self.model}
+
+    @property
+    def env_options(self) -> dict[str, Any]:
+        """What the world that is trained in is made with."""
+        return self.tokenizer_options | dict(map(named_value, self.env_set))
 
     def save(self, path: Path) -> None:
         from trainers.checkpoint import write_atomically
@@ -161,7 +166,8 @@ class BenchmarkConfig:
     def load(cls, path: Path) -> BenchmarkConfig:
         saved = json.loads(path.read_text())
         lists = {name: tuple(value) for name, value in saved["agent"].items() if isinstance(value, list)}
-        saved |= {"runs_dir": Path(saved["runs_dir"]), "transfer": tuple(saved.get("transfer", ()))}
+        saved |= {name: tuple(saved.get(name, ())) for name in ("transfer", "env_set")}
+        saved |= {"runs_dir": Path(saved["runs_dir"])}
         return cls(**saved | {"agent": AgentOverrides(**saved["agent"] | lists)})
 
 
@@ -178,13 +184,10 @@ def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"in {algo!r} a bracket is missing")
     own: dict[str, Any] = {}
     for pair in filter(None, _split_outside_brackets(inside[:-1])):
-        option, separator, value = pair.partition("=")
-        if not separator:
-            raise ValueError(f"in {algo!r}, {pair!r} is not of the form name=value")
         try:
-            own[option.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            own[option.strip()] = value.strip()  # a word, such as behaviour=candidates
+            own |= [named_value(pair)]
+        except ValueError as error:
+            raise ValueError(f"in {algo!r}, {error}") from None
     if elsewhere := own.keys() & {"seed", "model", "tokenizer", "device"}:
         raise ValueError(f"{', '.join(elsewhere)} in {algo!r} is set for all agents alike, not in brackets")
     return name.strip(), own
@@ -205,6 +208,17 @@ def _split_outside_brackets(text: str) -> list[str]:
 def variant_folder(algo: str) -> str:
     """The folder of an agent's runs."""
     return re.sub(r"[^\w.=,-]+", ".", algo).strip(".")
+
+
+def _check_world(env: str, options: dict[str, Any]) -> None:
+    """Make a world, so that what is wrong with it is said before anything runs."""
+    try:
+        gym.make(env, **options).close()
+    except ModuleNotFoundError as error:
+        raise ValueError(f"env={env!r}: there is no module {error.name!r} on the path") from None
+    except (gym.error.Error, TypeError) as error:
+        known = env in WORLDS or env in TEMPLATES
+        raise ValueError(f"env={env!r}: {error}" if known or ":" in env else unknown("world", env, WORLDS)) from None
 
 
 def unknown(kind: str, name: str, known: Any) -> str:

@@ -87,7 +87,7 @@ def read_metrics(cell: Cell) -> list[dict[str, Any]]:
 
 
 def _steps_to_near_optimum(lines: list[dict[str, Any]], optimum: float | None) -> int | None:
-    if optimum is None:
+    if optimum is None or optimum <= 0:  # 90 % of nothing says nothing
         return None
     near = (line["step"] for line in lines if line.get("recent_return", -np.inf) >= NEAR_OPTIMUM * optimum)
     return next(near, None)
@@ -158,7 +158,7 @@ def draw_curves(config: BenchmarkConfig, cells: list[Cell], summary: Summary, pa
         grid = np.linspace(max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves), 200)
         resampled = np.stack([np.interp(grid, *curve) for curve in curves])
         for curve in curves:
-            axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8)
+            axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8, marker="o" if len(curve[0]) == 1 else None)
         axes.fill_between(grid, resampled.min(0), resampled.max(0), color=colour, alpha=0.12, linewidth=0)
         label = f"{algo.rpartition(':')[2]} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
         axes.plot(grid, resampled.mean(0), color=colour, linewidth=2.2, label=label)

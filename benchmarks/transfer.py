@@ -26,14 +26,17 @@ from matplotlib import pyplot as plt
 
 UNTRAINED = "untrained"
 _INTERVAL = re.compile(r" \[.*?\]")  # has no room in a terminal
-NOTE = (
-    "Mean discounted return, then the share of episodes that succeed, each with its 95 % interval in brackets "
-    "(bootstrap over seeds and over the episodes of each); actions are sampled. The agents were trained in "
-    "{trained_in} alone, for {steps:,} decisions, {seeds} seeds each, and played {episodes} episodes of each task; "
-    "'untrained' is {first} before training. The embedded model has read the words of these tasks in the text of "
-    "random policies, so that it can encode them; it was never rewarded in any of them. Paper: LLaMA2-7B, table 1 of "
-    "arXiv 2405.15821."
+_NOTE = (
+    "Mean discounted return, then the share of episodes that succeed, each with its 95 % interval{where} (bootstrap "
+    "over seeds and over the episodes of each); actions are sampled. The agents were trained in {trained_in} alone, "
+    "for {steps:,} decisions{seeds}, and played {episodes} episodes of each task; 'untrained' is {first} before "
+    "training."
 )
+_EMBEDDED_NOTE = (
+    " The embedded model has read the words of the suite's own tasks in the text of random policies, so that it can "
+    "encode them; it was never rewarded in any of them."
+)
+_PAPER_NOTE = " Paper: LLaMA2-7B, table 1 of arXiv 2405.15821."
 _COLOURS = ("#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
@@ -58,14 +61,10 @@ def _summary(cells: list[Cell], algo: str, stage: str, env: str) -> dict[str, An
 def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, console: Console) -> None:
     """Print the table, write it as ``transfer.md`` and ``transfer.json``, and draw it as ``transfer.png``."""
     table = gather(config, cells)
-    optima = {env: getattr(gym.make(env, **config.env_options).unwrapped, "optimal_return", None) for env in table}
-    note = NOTE.format(
-        trained_in=config.env,
-        steps=config.usual.steps,
-        seeds=config.seeds,
-        episodes=config.eval_episodes,
-        first=config.algos[0],
-    )
+    optima = {
+        env: getattr(gym.make(env, **config.tokenizer_options).unwrapped, "optimal_return", None) for env in table
+    }
+    note = _note(config)
     columns = [UNTRAINED, *config.algos]
     header = ["task", "best", *columns]
     rows = []
@@ -89,12 +88,26 @@ def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, con
         task = row[0].removesuffix("-v0").partition("-")[2] or row[0]
         shown.add_row(*map(escape, (task, *(_INTERVAL.sub("", cell) for cell in row[1:]))))
     console.print(shown)
-    console.print(note, style="dim")
+    console.print(_note(config, where=" in transfer.md"), style="dim")
     lines = [note, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     write_atomically(folder / "transfer.md", "\n".join(lines) + "\n")
     write_atomically(folder / "transfer.json", json.dumps({"note": note, "worlds": table}, indent=2) + "\n")
     console.print(f"figure: {_draw(table, optima, folder / 'transfer.png')}", soft_wrap=True)
+
+
+def _note(config: BenchmarkConfig, where: str = " in brackets") -> str:
+    """What the numbers are, and what they are not."""
+    note = _NOTE.format(
+        where=where,
+        trained_in=config.env,
+        steps=config.usual.steps,
+        seeds=f", {config.seeds} seeds each" if config.seeds > 1 else ", one seed",
+        episodes=config.eval_episodes,
+        first=config.algos[0],
+    )
+    embedded = config.model in (None, "embedded")
+    return note + _EMBEDDED_NOTE * embedded + _PAPER_NOTE * any(env in PAPER_TRANSFER for env in config.transfer)
 
 
 def _cell(found: dict[str, Any]) -> str:

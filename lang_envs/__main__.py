@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import difflib
 import sys
 from collections.abc import Sequence
@@ -13,8 +12,8 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from lang_envs import WORLDS, LanguageEnv
-from lang_envs.planner import PlanningError, solve
-from lang_envs.registration import TEMPLATES
+from lang_envs.planner import solve
+from lang_envs.registration import TEMPLATES, named_value
 
 KNOWN = WORLDS | TEMPLATES
 
@@ -34,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one_world.add_argument(
         "--set",
         metavar="NAME=VALUE",
-        type=_named_value,
         action="append",
         default=[],
         help="an argument of the world, for example task=chores.yaml for VirtualHome-v0",
@@ -68,7 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = options.id.removeprefix("lang_envs:")
     if name not in KNOWN:
         chosen.error(_unknown(name))
-    given = dict(options.set)
+    try:
+        given = dict(map(named_value, options.set))
+    except ValueError as error:
+        chosen.error(f"--set {error}")
     if options.command == "play":
         if options.seed is not None and options.seed < 0:
             player.error(f"--seed {options.seed} is negative")
@@ -84,20 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         _solve(env)
-    except PlanningError as error:
+    except ValueError as error:  # no world for a planner, or a task whose menu leads into nothing
         solver.error(str(error))
     return 0
-
-
-def _named_value(text: str) -> tuple[str, Any]:
-    """``"max_steps=20"`` as a name and a value, which is a word where it is no Python literal."""
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
 
 
 def _solve(env: gym.Env[str, str]) -> None:
@@ -124,9 +114,9 @@ def _solve(env: gym.Env[str, str]) -> None:
         if over < len(found.shortest) - 1:
             print(f"That is longer than an episode, which ends after {over + 1} actions.")
     print(f"Best return {found.optimal_return:.6f} (discounted by {world.discount} a step)")
-    if found.best is None:
+    if found.best is None and found.optimal_return > 0:
         print("No episode that ends earns it: it is approached by going on forever.")
-    elif found.best != found.shortest:
+    elif found.best is not None and found.best != found.shortest:
         print("is earned by:")
         _number(found.best)
 
@@ -151,7 +141,7 @@ def _list() -> None:
 
 def _unknown(name: str) -> str:
     by_lower_case = {known.lower(): known for known in KNOWN}
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.3)
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
     hint = f"; did you mean {by_lower_case[near[0]]}?" if near else "."
     return f"there is no world {name!r}{hint} The worlds are:\n  " + "\n  ".join(KNOWN)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,23 @@ def make_world(
     if interface == "text":
         return env
     return TokenEnv(env, tokenizer, max_observation_tokens, max_action_tokens)
+
+
+def named_value(text: str) -> tuple[str, Any]:
+    """``"max_steps=20"`` as a name and a value, which is a word where it is no Python literal.
+
+    Raises
+    ------
+    ValueError
+        If there is no name before an equals sign.
+    """
+    name, separator, value = (part.strip() for part in text.partition("="))
+    if not separator or not name:
+        raise ValueError(f"{text!r} is not of the form name=value")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def register_worlds() -> None:

@@ -142,10 +142,11 @@ class VirtualHomeEnv(LanguageEnv):
     ) -> None:
         if task is None:
             raise ValueError(
-                f"task: none was given; give a Task, the path of a YAML file, or one of {', '.join(TASKS)}"
+                f"task: none was given; give a Task, the path of a YAML file, or one of {', '.join(TASKS)} "
+                "(on the command line --set task=FILE)"
             )
-        if max_steps < 1:
-            raise ValueError(f"max_steps: {max_steps} must be at least 1")
+        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+            raise ValueError(f"max_steps: {max_steps!r} is not a whole number of at least 1")
         self.task = load_task(task)
         self.max_steps = max_steps
         self._course = course_of(self.task)

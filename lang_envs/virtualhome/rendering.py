@@ -145,8 +145,9 @@ def draw(task: Task, state: State) -> np.ndarray:
             picture.fill(top, left, top + ROWS, left + COLUMNS, _LIT if here else _DARK, _WALL)
             picture.write(room, top + 0.08, left + 0.12, 0.24, _WALL)
             _furnish(picture, household, state, ROOMS.index(room), (top, left))
-    picture.write(task.instruction, ROWS * len(PLAN) + 0.1, 0.15, 0.25)
-    picture.write(_hands(household, state), ROWS * len(PLAN) + 0.48, 0.15, 0.25)
+    for line, text in enumerate((task.instruction, _hands(household, state))):
+        height = min(0.25, 19 / len(text))  # so that it fits into the picture's width
+        picture.write(text, ROWS * len(PLAN) + 0.1 + 0.38 * line, 0.15, height)
     return picture.array()
 
 
@@ -157,18 +158,19 @@ def _furnish(picture: Picture, household: Household, state: State, room: int, co
     furniture = [i for i in here if not things[i].can("grabbable")]
     loose = [i for i in here if things[i].can("grabbable")]
     rows = [group[k : k + _ABREAST] for group in (furniture, loose) for k in range(0, max(len(group), 1), _ABREAST)]
-    apart = (ROWS - 0.5) / len(rows)
-    size = min(1.0, apart / 1.5)
+    row_height = (ROWS - 0.5) / len(rows)
+    size = min(1.0, row_height / 1.5)
     at: dict[int, Place] = {}
     for k, row in enumerate(rows):
-        at |= {i: (corner[0] + 0.45 + apart * k, corner[1] + 0.8 + 1.45 * n) for n, i in enumerate(row)}
+        at |= {i: (corner[0] + 0.45 + row_height * k, corner[1] + 0.8 + 1.45 * n) for n, i in enumerate(row)}
     for i, place in at.items():
         _put(picture, things[i], i, state, place, size)
         contents = household.contents(state, i)
         on_top = things[i].can("surface")
         shown = on_top or i in state.opened
         for k, inner in enumerate(contents):
-            across = place[1] + (0.3 * (k - (len(contents) - 1) / 2) - (0 if on_top else 0.07)) * size
+            apart = min(0.3, 0.9 / len(contents))
+            across = place[1] + (apart * (k - (len(contents) - 1) / 2) - (0 if on_top else 0.07)) * size
             spot = place[0] - (0.18 if on_top else -0.05) * size, across
             _put(picture, things[inner], inner, state, spot, size * (0.5 if shown else 0.25))
     if state.room == room:
@@ -194,10 +196,10 @@ def _put(picture: Picture, thing: Thing, i: int, state: State, at: Place, size: 
     on = i in state.switched_on
     if thing.can("container"):
         sprite = [*_BOX, *(_INSIDE if i in state.opened else _DOOR), *_BUTTONS]
-    elif thing.can("surface"):
-        sprite = _TABLE
     elif thing.can("seat"):
         sprite = _SEAT
+    elif thing.can("surface"):
+        sprite = _TABLE
     elif thing.can("screen"):
         sprite = _SCREEN[on]
     elif thing.can("grabbable"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from lang_envs.virtualhome.household import PROPERTIES, ROOMS, Household, State, Thing
+from lang_envs.virtualhome.household import PROPERTIES, ROOMS, Household, State, Thing, identifier
 from lang_envs.virtualhome.narration import action_phrases
 
 Conditions = tuple[str, ...]
@@ -22,10 +22,20 @@ Conditions = tuple[str, ...]
 class Task:
     """Something to be done in a household.
 
+    Symbolic fields are named after things, in lower case and without spaces (``coffeetable``):
+
+    | field | true when |
+    |---|---|
+    | ``in_livingroom`` | the person is in that room |
+    | ``see_x``, ``close_to_x`` | x is seen, near |
+    | ``hold_x``, ``x_on_y``, ``x_in_y`` | a grabbable thing is in hand, on a surface, in a container |
+    | ``is_x_open``, ``is_x_on`` | a container is open, a switch is on |
+    | ``is_sit_x``, ``is_face_x`` | the person sits on a seat, in the room of a screen |
+
     Parameters
     ----------
     instruction : str
-        What the person is told to do, a sentence.
+        What the person is told to do: a sentence with its full stop.
     things : sequence of Thing
         What is in the household, in the order in which it is spoken of.
     goal : sequence of str
@@ -33,8 +43,8 @@ class Task:
     start : str
         The room where the person starts.
     menu : mapping from str to sequence of str
-        For a phrase, the conditions under which it is offered, judged by what is seen. A phrase that the menu does not
-        name is offered whenever saying it would change something.
+        For a phrase, the conditions under which it is offered, judged by what is seen; an empty list offers it always.
+        A phrase that the menu does not name is offered whenever saying it would change something.
 
     Raises
     ------
@@ -51,6 +61,10 @@ class Task:
     def __post_init__(self) -> None:
         put = object.__setattr__  # frozen: what was given as lists and mappings becomes tuples, once
         _check_name("instruction", self.instruction)
+        if self.instruction[-1] not in ".!?":
+            raise ValueError(
+                f"instruction: {self.instruction!r} is followed by other sentences, so end it with a full stop"
+            )
         put(
             self,
             "things",
@@ -116,10 +130,14 @@ def _check_places(things: Sequence[Thing]) -> None:
     if not things:
         raise ValueError("things: there is nothing in the household")
     names = [*ROOMS, *(thing.name for thing in things)]
+    called = [identifier(name) for name in names]
     for i, thing in enumerate(things):
-        if names.count(thing.name) > 1:
-            raise ValueError(f"things[{i}].name: there is another {thing.name!r}")
-        receptacles = [other.name for other in things if other.holds_things] if thing.can("grabbable") else []
+        first = called.index(thing.identifier)
+        if first != len(ROOMS) + i:
+            raise ValueError(f"things[{i}].name: {thing.name!r} cannot be told from {names[first]!r}")
+        receptacles = [other.name for other in things if other.holds_things]
+        if thing.place in receptacles and not thing.can("grabbable"):
+            raise ValueError(f"things[{i}].place: only what is grabbable can be on or in the {thing.place}")
         _check_choice(f"things[{i}].place", thing.place, (*ROOMS, *receptacles))
 
 
@@ -128,6 +146,8 @@ def _conditions(where: str, given: Any, known: Sequence[str]) -> Conditions:
     for i, condition in enumerate(conditions):
         if not isinstance(condition, str) or not condition.strip():
             raise ValueError(f"{where}[{i}]: {condition!r} is not a condition such as 'not {known[0]}'")
+        if " and " in condition:
+            raise ValueError(f"{where}[{i}]: {condition!r} is two conditions; make each an item of the list")
         for literal in condition.split(" or "):
             _check_choice(f"{where}[{i}]", literal.strip().removeprefix("not ").strip(), known)
     return conditions
@@ -144,7 +164,8 @@ def _holds(literal: str, facts: Mapping[str, bool]) -> bool:
 
 def _check_name(where: str, value: Any) -> None:
     if not isinstance(value, str) or not value.strip() or not (value.isascii() and value.isprintable()):
-        raise ValueError(f"{where}: {value!r} is not one line of plain text")
+        quotes = " (YAML reads on, off, yes and no as truth values unless they are quoted)" * isinstance(value, bool)
+        raise ValueError(f"{where}: {value!r} is not one line of plain text in ASCII{quotes}")
 
 
 def _check_choice(where: str, value: Any, choices: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -138,11 +139,17 @@ def load_task(task: Task | Mapping[str, Any] | str | Path) -> Task:
         return task
     if isinstance(task, Mapping):
         return Task(**keywords("task", task, Task))
+    if not isinstance(task, str | Path):
+        raise ValueError(f"task: {task!r} is neither a Task nor a mapping of its fields, nor a name or path")
     if task in TASKS:
         return TASKS[str(task)]
     path = Path(task)
     if path.suffix not in (".yaml", ".yml"):
-        raise ValueError(f"task: {task!r} is neither a .yaml file nor one of {', '.join(TASKS)}")
+        near = difflib.get_close_matches(str(task), TASKS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"task: {task!r} is neither a .yaml file nor one of {', '.join(TASKS)}.{hint}")
+    if not path.is_file():
+        raise FileNotFoundError(f"task: there is no file {str(path)!r}")
     import yaml
 
     try:

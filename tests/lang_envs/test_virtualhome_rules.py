@@ -236,8 +236,9 @@ def test_success_in_the_last_step_is_an_end_of_the_world_not_of_time() -> None:
     plan = ("walk to the cheese", "grab the cheese", "walk to the microwave", "open the microwave",
             "put the cheese in the microwave", "close the microwave")  # fmt: skip
     assert [env.step(phrase)[1:4] for phrase in plan] == [(0.0, False, False)] * 5 + [(1.0, True, False)]
-    with pytest.raises(ValueError, match="max_steps: 0 must be at least 1"):
-        VirtualHomeEnv("cheese", max_steps=0)
+    for wrong in (0, 2.5, "5", True):
+        with pytest.raises(ValueError, match=r"max_steps: .* is not a whole number of at least 1"):
+            VirtualHomeEnv("cheese", max_steps=wrong)
 
 
 def test_what_is_not_offered_takes_a_step_and_changes_nothing() -> None:

@@ -158,6 +158,11 @@ def with_thing(**changes: Any) -> dict[str, Any]:
         (changed(instruction=""), "instruction: '' is not one line of plain text"),
         (changed(instruction="two\nlines"), "instruction: .* is not one line"),
         (changed(instruction=["x"]), "instruction: .* is not one line"),
+        (changed(instruction="Put the socks in the basket"), "instruction: .* end it with a full stop"),
+        (
+            changed(goal=["is_lamp_on and hold_socks"]),
+            r"goal\[0\]: .* is two conditions; make each an item of the list",
+        ),
         (changed(start="attic"), "start: 'attic' is not one of kitchen, bathroom, bedroom, living room"),
         (changed(things=[]), "things: there is nothing in the household"),
         (changed(things="socks"), "things: 'socks' is not a list"),
@@ -179,15 +184,18 @@ def with_thing(**changes: Any) -> dict[str, Any]:
         (changed(reward=3), "task: 'reward' is not one of instruction, things, goal, start, menu"),
         (with_thing(place="attic"), r"things\[0\].place: 'attic' is not one of kitchen, .*, bed, basket"),
         (with_thing(place="lamp"), r"things\[0\].place: 'lamp' is not one of"),
+        (with_thing(name=False), r"things\[0\].name: False is not one line .* unless they are quoted"),
+        (with_thing(name="Söckchen"), r"things\[0\].name: 'Söckchen' is not one line of plain text in ASCII"),
+        (with_thing(properties=["switch"]), r"things\[0\].place: only what is grabbable can be on or in the bed"),
         (with_thing(properties=["grabable"]), r"things\[0\].properties: 'grabable' .* Did you mean 'grabbable'"),
         (with_thing(properties="grabbable"), r"things\[0\].properties: 'grabbable' is not a list"),
         (
             with_thing(properties=["grabbable", "container"]),
             r"things\[0\].properties: 'socks' cannot be both grabbable and container",
         ),
-        (with_thing(name="lamp"), r"things\[0\].name: there is another 'lamp'"),
-        (with_thing(name="kitchen"), r"things\[0\].name: there is another 'kitchen'"),
-        (with_thing(name="La Mp"), "things: two things would share the field 'see_lamp'"),
+        (with_thing(name="lamp"), r"things\[3\].name: 'lamp' cannot be told from 'lamp'"),
+        (with_thing(name="La Mp"), r"things\[3\].name: 'lamp' cannot be told from 'La Mp'"),
+        (with_thing(name="Kitchen"), r"things\[0\].name: 'Kitchen' cannot be told from 'kitchen'"),
         (with_thing(name=7), r"things\[0\].name: 7 is not one line of plain text"),
         (with_thing(plural="yes"), r"things\[0\].plural: 'yes' is neither true nor false"),
         (with_thing(colour="red"), r"things\[0\]: 'colour' is not one of name, place, properties, plural"),
@@ -211,12 +219,15 @@ def test_files_that_are_no_mapping_are_refused_by_name(text: str, tmp_path: Path
         load_task(file)
 
 
-def test_a_name_that_is_no_task_lists_the_tasks_and_no_task_says_so() -> None:
-    with pytest.raises(ValueError, match=r"'chese' is neither a \.yaml file nor one of food-preparation, .*, towel"):
+def test_what_is_no_task_is_told_what_would_be_one() -> None:
+    with pytest.raises(ValueError, match=r"'chese' is neither a \.yaml .* towel\. Did you mean 'cheese'"):
         gym.make("VirtualHome-v0", task="chese")
-    with pytest.raises(ValueError, match="task: none was given"):
+    with pytest.raises(ValueError, match=r"task: none was given.*--set task=FILE"):
         gym.make("VirtualHome-v0")
-    with pytest.raises(FileNotFoundError):
+    for wrong in ([1], 5):
+        with pytest.raises(ValueError, match="is neither a Task nor a mapping"):
+            load_task(wrong)
+    with pytest.raises(FileNotFoundError, match=r"task: there is no file 'nowhere\.yaml'"):
         load_task("nowhere.yaml")
 
 
