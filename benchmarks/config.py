@@ -20,6 +20,7 @@ from lang_envs.registration import TEMPLATES, named_value
 from trainers.agents import AGENTS, agent_class
 from trainers.agents.settings import Settings, TokenLevelSettings, resolve
 from trainers.language_model import resolve_device
+from trainers.rollout import token_space
 
 
 def _overrides_type() -> type[Any]:
@@ -121,7 +122,7 @@ class BenchmarkConfig:
                 resolve(settings, options.pop("model", "embedded"), options)
             elif name in AGENTS and (given := self.agent_options(algo, 0).keys() - {"seed"}):
                 raise ValueError(f"the agent {name!r} has no {', '.join(sorted(given))}")
-        for name in ("seeds", "steps", "num_envs", "rollout_steps", "eval_episodes", "checkpoint_every"):
+        for name in ("seeds", "steps", "num_envs", "rollout_steps", "eval_episodes", "checkpoint_every", "workers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
 
@@ -213,7 +214,9 @@ def variant_folder(algo: str) -> str:
 def _check_world(env: str, options: dict[str, Any]) -> None:
     """Make a world, so that what is wrong with it is said before anything runs."""
     try:
-        gym.make(env, **options).close()
+        made = gym.make(env, **options)
+        made.close()
+        token_space(made.action_space)
     except ModuleNotFoundError as error:
         raise ValueError(f"env={env!r}: there is no module {error.name!r} on the path") from None
     except (gym.error.Error, TypeError) as error:

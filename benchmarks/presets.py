@@ -26,7 +26,8 @@ USUAL = {
 
 
 def usual(env_id: str) -> Usual:
-    return USUAL.get(env_id) or USUAL.get(env_id.partition("-")[0], Usual())
+    name = env_id.rpartition(":")[2]
+    return USUAL.get(name) or USUAL.get(name.partition("-")[0], Usual())
 
 
 _PAPER: dict[str, Any] = {
@@ -87,7 +88,7 @@ def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
         return {}
     if preset != "paper":
         raise ValueError(f"preset {preset!r} is not one of {', '.join(PRESETS)}")
-    family = env_id.partition("-")[0]
+    family = env_id.rpartition(":")[2].partition("-")[0]
     if (family, algo) not in _PAPER_RATES:
         pairs = ", ".join(f"{algo} on {family}" for family, algo in _PAPER_RATES)
         raise ValueError(f"the paper has no hyper-parameters for {algo} on {family}; it has those of {pairs}")

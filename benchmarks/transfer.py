@@ -85,15 +85,19 @@ def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, con
             min_width=14 if name == "task" else None,
         )
     for row in rows:
-        task = row[0].removesuffix("-v0").partition("-")[2] or row[0]
-        shown.add_row(*map(escape, (task, *(_INTERVAL.sub("", cell) for cell in row[1:]))))
+        shown.add_row(*map(escape, (_short(row[0]), *(_INTERVAL.sub("", cell) for cell in row[1:]))))
     console.print(shown)
-    console.print(_note(config, where=" in transfer.md"), style="dim")
+    console.print(_note(config, where=" in transfer.md"), style="dim", markup=False)
     lines = [note, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     write_atomically(folder / "transfer.md", "\n".join(lines) + "\n")
     write_atomically(folder / "transfer.json", json.dumps({"note": note, "worlds": table}, indent=2) + "\n")
     console.print(f"figure: {_draw(table, optima, folder / 'transfer.png')}", soft_wrap=True)
+
+
+def _short(env: str) -> str:
+    """``"VirtualHome-apple-pie-v0"`` as ``"apple-pie"``."""
+    return env.removesuffix("-v0").partition("-")[2] or env
 
 
 def _note(config: BenchmarkConfig, where: str = " in brackets") -> str:
@@ -134,7 +138,7 @@ def _draw(table: dict[str, dict[str, dict[str, Any]]], optima: dict[str, float |
     for k, best in enumerate(optima.values()):
         if best is not None:
             axes.hlines(best, k - 0.42, k + 0.42, "black", "--", label="optimum" if k == 0 else None, linewidth=1)
-    axes.set_xticks(at, [env.removesuffix("-v0").partition("-")[2].replace("-", "\n") for env in table])
+    axes.set_xticks(at, [_short(env).replace("-", "\n") for env in table])
     axes.set_ylabel("mean discounted return")
     axes.grid(alpha=0.25, axis="y")
     figure.legend(loc="outside lower center", ncols=len(columns) + 1)

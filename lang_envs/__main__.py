@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -70,10 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = dict(map(named_value, options.set))
     except ValueError as error:
         chosen.error(f"--set {error}")
+    world_class: Any = load_env_creator(KNOWN[name].entry_point)
+    takes = [argument for argument in inspect.signature(world_class).parameters if argument != "render_mode"]
+    if strange := [argument for argument in given if argument not in takes]:
+        chosen.error(f"--set {strange[0]}: {name} takes {', '.join(takes)}")
     if options.command == "play":
         if options.seed is not None and options.seed < 0:
             player.error(f"--seed {options.seed} is negative")
-        world_class: Any = load_env_creator(KNOWN[name].entry_point)
         shown = options.render == "ansi" and "ansi" in world_class.metadata["render_modes"]
         given["render_mode"] = "ansi" if shown else None
     try:
@@ -112,7 +116,7 @@ def _solve(env: gym.Env[str, str]) -> None:
         env.reset(seed=0)
         over = next(k for k, phrase in enumerate(found.shortest) if any(env.step(phrase)[2:4]))
         if over < len(found.shortest) - 1:
-            print(f"That is longer than an episode, which ends after {over + 1} actions.")
+            print(f"That is longer than an episode, which ends after action {over + 1}.")
     print(f"Best return {found.optimal_return:.6f} (discounted by {world.discount} a step)")
     if found.best is None and found.optimal_return > 0:
         print("No episode that ends earns it: it is approached by going on forever.")

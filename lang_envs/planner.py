@@ -12,6 +12,7 @@ from lang_envs.core import LanguageEnv
 MAX_STATES = 100_000
 _SWEEPS = 20_000
 _TOLERANCE = 1e-12
+_TIE = 1e-9
 
 
 class PlanningError(ValueError):
@@ -105,8 +106,10 @@ def solve(
         outcomes.append(found)
         if on_state is not None:
             on_state(at + 1, len(numbers))
-    values, choices = _value_iteration(outcomes)
-    best = _follow(outcomes, choices)
+    if not all(outcomes):
+        raise PlanningError("in one of the situations of this world nothing can be said")
+    values, returns = _value_iteration(outcomes)
+    best = _shortest_best(outcomes, values, returns)
     names = world.action_names
     return Solution(
         len(numbers) + len(ends),
@@ -130,7 +133,7 @@ def _with_clock_of(world: LanguageEnv, state: dict[str, Any], begin: dict[str, A
 
 
 def _value_iteration(outcomes: list[list[_Outcome]]) -> tuple[np.ndarray, np.ndarray]:
-    """Best return of every situation, and which of its outcomes earns it."""
+    """Best return of every situation, and the return of each of its outcomes (in their order, then -inf)."""
     shape = len(outcomes), max(map(len, outcomes))
     after = np.full(shape, -1)
     reward = np.full(shape, -np.inf)
@@ -145,18 +148,28 @@ def _value_iteration(outcomes: list[list[_Outcome]]) -> tuple[np.ndarray, np.nda
         change = np.abs(improved - values[:-1]).max()
         values[:-1] = improved
         if change < _TOLERANCE:
-            return values, returns.argmax(axis=1)
-    raise PlanningError("returns in this world have no bound: reward can be had again and again without a discount")
+            return values[:-1], returns
+    raise PlanningError(
+        f"returns in this world have not settled after {_SWEEPS:,} sweeps: with so little discount, "
+        "reward or cost can go on forever"
+    )
 
 
-def _follow(outcomes: list[list[_Outcome]], choices: np.ndarray) -> list[int] | None:
-    """The phrases of the best choices from the start to the end of the episode."""
-    phrases: list[int] = []
-    at = 0
-    while at >= 0:
-        if len(phrases) > len(outcomes):
-            return None
-        outcome = outcomes[at][choices[at]]
-        phrases.append(outcome.phrase)
-        at = outcome.after
-    return phrases
+def _shortest_best(outcomes: list[list[_Outcome]], values: np.ndarray, returns: np.ndarray) -> list[int] | None:
+    """The fewest phrases that lead from the start to an end and earn the best return."""
+    came_from: dict[int, tuple[int, int]] = {}
+    to_search = [0]
+    for at in to_search:
+        for outcome, earned in zip(outcomes[at], returns[at], strict=False):
+            if earned < values[at] - _TIE:
+                continue
+            if outcome.after < 0:
+                phrases = [outcome.phrase]
+                while at:
+                    at, phrase = came_from[at]
+                    phrases.append(phrase)
+                return phrases[::-1]
+            if outcome.after and outcome.after not in came_from:
+                came_from[outcome.after] = at, outcome.phrase
+                to_search.append(outcome.after)
+    return None

@@ -79,7 +79,7 @@ def named_value(text: str) -> tuple[str, Any]:
         raise ValueError(f"{text!r} is not of the form name=value")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return name, value
 
 

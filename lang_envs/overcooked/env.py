@@ -71,7 +71,8 @@ class OvercookedEnv(LanguageEnv):
     also ``action_valid`` (an unknown phrase passes one primitive step) and ``primitive_steps`` (of this macro-action).
 
     ## Arguments
-    ``dish``: the ingredients, in the order tomato, lettuce, onion. ``render_mode``: ``"ansi"`` or ``"rgb_array"``.
+    ``dish``: the ingredients, in the order tomato, lettuce, onion, as a list or as in ``"tomato-onion"``.
+    ``render_mode``: ``"ansi"`` or ``"rgb_array"``.
 
     ## References
     The single-agent Overcooked of gym-macro-overcooked, map A, as used by TWOSOME (arXiv 2401.14151) and POAD
@@ -85,11 +86,11 @@ class OvercookedEnv(LanguageEnv):
     _state_fields: ClassVar[tuple[str, ...]] = ("_kitchen_state", "_primitive_steps", "_delivered")
     _clock_fields: ClassVar[tuple[str, ...]] = ("_primitive_steps",)
 
-    def __init__(self, dish: Sequence[str] = ("tomato",), render_mode: str | None = None) -> None:
-        ingredients = tuple(dish)
+    def __init__(self, dish: str | Sequence[str] = ("tomato",), render_mode: str | None = None) -> None:
+        ingredients = tuple(dish.split("-") if isinstance(dish, str) else dish)
         if ingredients not in DISHES:
             known = ", ".join("-".join(dish) for dish in DISHES)
-            raise ValueError(f"dish {list(dish)} is not known; the dishes are {known}")
+            raise ValueError(f"dish {'-'.join(map(str, ingredients))!r} is not known; the dishes are {known}")
         self.kitchen = make_kitchen(ingredients)
         self._cook = cook_in(self.kitchen)
         self.action_names = action_phrases(self.kitchen)

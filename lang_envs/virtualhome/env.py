@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from lang_envs.core import LanguageEnv, Transition
-from lang_envs.planner import PlanningError, solve
+from lang_envs.planner import solve
 from lang_envs.virtualhome.household import State
 from lang_envs.virtualhome.narration import action_phrases, narrate, text_parts
 from lang_envs.virtualhome.task import Task
@@ -19,7 +19,8 @@ from lang_envs.virtualhome.tasks import TASKS, load_task
 DISCOUNT = 0.95
 """Discount of one step."""
 MAX_STEPS = 50
-_SEARCHED = 10_000  # situations, a few seconds
+_OUTCOMES_SEARCHED = 100_000  # a few seconds
+_TASKS_KEPT = 256
 
 
 class View(NamedTuple):
@@ -61,17 +62,18 @@ class Course:
         return view
 
 
-@cache
+@lru_cache(_TASKS_KEPT)
 def course_of(task: Task) -> Course:
     """The one course of a task in this process."""
     return Course(task)
 
 
-@cache
+@lru_cache(_TASKS_KEPT)
 def _optimal_return(task: Task) -> float | None:
+    world = VirtualHomeEnv(task)
     try:
-        return solve(VirtualHomeEnv(task), max_states=_SEARCHED).optimal_return
-    except PlanningError:  # too many situations
+        return solve(world, max_states=_OUTCOMES_SEARCHED // len(world.action_names)).optimal_return
+    except ValueError:  # too many situations, or one in which the menu offers nothing
         return None
 
 
@@ -161,7 +163,7 @@ class VirtualHomeEnv(LanguageEnv):
 
     @property
     def optimal_return(self) -> float | None:  # type: ignore[override]
-        """By breadth-first search, when it is asked for; None where there are too many states to search."""
+        """By breadth-first search, when it is asked for; None where there are too many situations to search."""
         return _optimal_return(self.task)
 
     def _start(self, options: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ HELD = -1
 NOWHERE = -1
 
 PROPERTIES = {
-    "grabbable": "can be taken in a hand and put on surfaces and into containers",
+    "grabbable": "can be taken in a hand and put on surfaces and into containers; it may be a switch and nothing else",
     "surface": "things can be put on it",
     "container": "things can be put into it while it is open; it starts closed",
     "switch": "can be turned on and off; it starts off",

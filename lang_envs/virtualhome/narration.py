@@ -77,7 +77,7 @@ def _thing(household: Household, thing: Thing, observation: Mapping[str, bool]) 
         relation=next(
             (
                 kind
-                for kind in ("hold", "face", "sit", "near")
+                for kind in ("hold", "sit", "face", "near")
                 if observation.get(_RELATION_FIELDS[kind].format(name), False)
             ),
             "here",
@@ -121,7 +121,7 @@ def _sentence(thing: Thing, is_open: bool, is_on: bool, receptacle: Thing | None
     where = ["here"] if receptacle is None else [f"{_preposition(receptacle)} the {receptacle.name}"]
     if relation == "near":
         where = [*where[receptacle is None :], "next to you"]
-    return f" {what.capitalize() if what.islower() else what[0].upper() + what[1:]} {_be(thing)} {', '.join(where)}."
+    return f" {what[0].upper()}{what[1:]} {_be(thing)} {', '.join(where)}."
 
 
 def _be(thing: Thing) -> str:

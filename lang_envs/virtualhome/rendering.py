@@ -121,7 +121,7 @@ def _described(thing: Thing, index: int, state: State) -> str:
 
 
 def _hands(household: Household, state: State) -> str:
-    held = [thing.name for thing, place in zip(household.things, state.places, strict=True) if place == HELD]
+    held = [_described(thing, i, state) for i, thing in enumerate(household.things) if state.places[i] == HELD]
     return f"In hand: {', '.join(held) or 'nothing'}"
 
 

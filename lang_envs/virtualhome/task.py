@@ -7,6 +7,8 @@ A condition is a line such as ``"hold_chips or chips_on_coffeetable"``: names of
 from __future__ import annotations
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -16,6 +18,10 @@ from lang_envs.virtualhome.household import PROPERTIES, ROOMS, Household, State,
 from lang_envs.virtualhome.narration import action_phrases
 
 Conditions = tuple[str, ...]
+
+_HEAVY = ("surface", "container", "seat", "screen")
+_LONGEST_NAME = 60
+_NAME = re.compile(r"(?!(open|closed|switched-on|switched-off)\b)[A-Za-z0-9]+([ -][A-Za-z0-9]+)*")
 
 
 @dataclass(frozen=True)
@@ -73,18 +79,22 @@ class Task:
         _check_places(self.things)
         _check_choice("start", self.start, ROOMS)
         known = [fact.field for fact in self.household.facts]
-        if twice := [field for field in known if known.count(field) > 1]:
-            raise ValueError(f"things: two things would share the field {twice[0]!r}; give one another name")
+        phrases = action_phrases(self.household)
+        for what, names in (("field", known), ("phrase", phrases)):
+            if twice := [name for name, times in Counter(names).items() if times > 1]:
+                raise ValueError(f"things: two things would share the {what} {twice[0]!r}; give one another name")
         put(self, "goal", _conditions("goal", self.goal, known))
         if not self.goal:
             raise ValueError("goal: there is no condition, so there is nothing to do")
         menu = self.menu.items() if isinstance(self.menu, Mapping) else _items("menu", self.menu)
-        rows = []
+        rows: list[tuple[str, Conditions]] = []
         for row in menu:
-            if isinstance(row, str) or len(row) != 2:
+            if not isinstance(row, list | tuple) or len(row) != 2:
                 raise ValueError(f"menu: {row!r} is not a phrase with its conditions")
             phrase, conditions = row
-            _check_choice("menu", phrase, action_phrases(self.household))
+            _check_choice("menu", phrase, phrases)
+            if phrase in dict(rows):
+                raise ValueError(f"menu: {phrase!r} stands there twice")
             rows.append((phrase, _conditions(f"menu[{phrase!r}]", conditions, known)))
         put(self, "menu", tuple(rows))
         if self.is_done(self.household.initial_state()):
@@ -114,13 +124,18 @@ def _thing(where: str, thing: Thing | Mapping[str, Any]) -> Thing:
     if not isinstance(thing, Thing):
         raise ValueError(f"{where}: {thing!r} is not a thing with a name, a place and properties")
     _check_name(f"{where}.name", thing.name)
+    if not _NAME.fullmatch(thing.name) or len(thing.name) > _LONGEST_NAME:
+        raise ValueError(
+            f"{where}.name: {thing.name!r} is not a name of at most {_LONGEST_NAME} letters, digits, hyphens and "
+            "single spaces that does not begin with open, closed, switched-on or switched-off"
+        )
     properties = tuple(_items(f"{where}.properties", thing.properties))
     for name in properties:
         _check_choice(f"{where}.properties", name, PROPERTIES)
     if not isinstance(thing.plural, bool):
         raise ValueError(f"{where}.plural: {thing.plural!r} is neither true nor false")
-    made = Thing(thing.name.strip(), thing.place, properties, thing.plural)
-    for one, other in (("surface", "container"), ("grabbable", "surface"), ("grabbable", "container")):
+    made = Thing(thing.name, thing.place, properties, thing.plural)
+    for one, other in (("surface", "container"), *(("grabbable", heavy) for heavy in _HEAVY)):
         if made.can(one) and made.can(other):
             raise ValueError(f"{where}.properties: {thing.name!r} cannot be both {one} and {other}")
     return made
@@ -163,7 +178,8 @@ def _holds(literal: str, facts: Mapping[str, bool]) -> bool:
 
 
 def _check_name(where: str, value: Any) -> None:
-    if not isinstance(value, str) or not value.strip() or not (value.isascii() and value.isprintable()):
+    plain = isinstance(value, str) and value.isascii() and value.isprintable()
+    if not plain or not value or value != value.strip():
         quotes = " (YAML reads on, off, yes and no as truth values unless they are quoted)" * isinstance(value, bool)
         raise ValueError(f"{where}: {value!r} is not one line of plain text in ASCII{quotes}")
 

@@ -144,7 +144,7 @@ def load_task(task: Task | Mapping[str, Any] | str | Path) -> Task:
     if task in TASKS:
         return TASKS[str(task)]
     path = Path(task)
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix.lower() not in (".yaml", ".yml"):
         near = difflib.get_close_matches(str(task), TASKS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"task: {task!r} is neither a .yaml file nor one of {', '.join(TASKS)}.{hint}")
@@ -157,5 +157,5 @@ def load_task(task: Task | Mapping[str, Any] | str | Path) -> Task:
         if not isinstance(read, Mapping):
             raise ValueError(f"a task is a mapping of its fields, not {type(read).__name__}")
         return load_task(read)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {error}") from None

@@ -470,6 +470,7 @@ def test_equal_text_means_equal_sight(dish: tuple[str, ...]) -> None:
 
 
 def test_unknown_dish_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"dish \['potato'\] is not known.*tomato-lettuce-onion"):
+    with pytest.raises(ValueError, match=r"dish 'potato' is not known.*tomato-lettuce-onion"):
         OvercookedEnv(["potato"])
+    assert OvercookedEnv("tomato-onion").kitchen == OvercookedEnv(["tomato", "onion"]).kitchen
     assert set(lang_envs.WORLDS) >= {f"Overcooked-{'-'.join(dish)}-salad-v0" for dish in DISHES}

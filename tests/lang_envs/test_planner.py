@@ -134,7 +134,7 @@ def test_too_many_situations_and_returns_without_a_bound_are_refused() -> None:
         def _advance(self, action: int | str | None) -> Transition:
             return Transition(1.0, False, False, {})
 
-    with pytest.raises(PlanningError, match="no bound"):
+    with pytest.raises(PlanningError, match="have not settled after"):
         solve(Mint())
 
 
@@ -147,6 +147,60 @@ def test_best_that_goes_on_forever_has_a_value_and_no_plan() -> None:
     assert found.optimal_return == pytest.approx(10.0, abs=1e-9)
     assert found.best is None
     assert found.shortest is None
+
+
+class Graph(LanguageEnv):
+    """Situations with numbered phrases: (next situation or None at the end, reward)."""
+
+    graph: ClassVar[dict[int, list[tuple[int | None, float]]]] = {}
+    action_names = ("a", "b")
+    text_parts = (("x",),)
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 1}
+    _state_fields: ClassVar[tuple[str, ...]] = ("at",)
+
+    def __init__(self) -> None:
+        super().__init__(max_text_length=1)
+        self.at = 0
+
+    def _start(self, options: dict[str, Any]) -> None:
+        self.at = 0
+
+    def available_action_ids(self) -> tuple[int, ...]:
+        return tuple(range(len(self.graph[self.at])))
+
+    def _advance(self, action: int | str | None) -> Transition:
+        following, reward = self.graph[self.at][action]
+        self.at = self.at if following is None else following
+        return Transition(reward, following is None, False, {})
+
+    def _narrate(self) -> str:
+        return "x"
+
+
+def test_without_a_discount_the_best_way_is_the_one_that_arrives() -> None:
+    class Patient(Graph):
+        graph: ClassVar = {0: [(0, 0.0), (1, 0.0)], 1: [(1, 0.0), (None, 1.0)]}
+
+    found = solve(Patient())
+    assert (found.best, found.optimal_return) == (("b", "b"), 1.0)
+
+
+@pytest.mark.parametrize("graph", [{0: []}, {0: [(1, 0.0), (None, 1.0)], 1: []}])
+def test_situations_in_which_nothing_can_be_said_are_refused(graph: Any) -> None:
+    world = Graph()
+    world.graph = graph
+    with pytest.raises(PlanningError, match="nothing can be said"):
+        solve(world)
+
+
+def test_step_limits_play_no_part() -> None:
+    from lang_envs.virtualhome.env import VirtualHomeEnv
+
+    assert solve(VirtualHomeEnv("cheese", max_steps=1)) == solve(VirtualHomeEnv("cheese"))
+
+
+def test_as_many_situations_as_allowed_are_searched() -> None:
+    assert solve(Corridor(), max_states=11) == solve(Corridor())
 
 
 def test_progress_is_told() -> None:

@@ -129,6 +129,8 @@ def test_unknown_id_names_the_nearest_and_the_known_ones() -> None:
         ["play", TOMATO, "--render", "oil"],
         ["play", TOMATO, "--set", "colour=red"],
         ["play", TOMATO, "--set", "dish"],
+        ["play", TOMATO, "--set", "entry_point=os:system"],
+        ["play", "VirtualHome-cheese-v0", "--set", "render_mode=oil"],
         ["play", "VirtualHome-v0"],
         ["solve"],
         ["solve", "VirtualHome-v0", "--set", "task=nothing"],
@@ -183,4 +185,4 @@ def test_solve_says_when_there_is_no_solution_or_no_time_for_it(capsys, tmp_path
     assert "No sequence of phrases leads to success." in shown
     assert "Best return 0.000000" in shown
     assert main(["solve", "VirtualHome-v0", "--set", "task=cheese", "--set", "max_steps=3"]) == 0
-    assert "That is longer than an episode, which ends after 3 actions." in capsys.readouterr().out
+    assert "That is longer than an episode, which ends after action 3." in capsys.readouterr().out

@@ -89,6 +89,32 @@ def test_plan_says_where_things_are_what_is_near_and_what_is_held() -> None:
     assert "In hand: nothing" in done
 
 
+def test_what_is_held_is_drawn_in_hand_and_its_switch_is_said() -> None:
+    task = Task("Light it.", [Thing("lamp", "kitchen", ("grabbable", "switch"))], goal=["is_lamp_on"])
+    near, held, lit = (
+        after(task, *phrases)
+        for phrases in (
+            ("walk to the lamp",),
+            ("walk to the lamp", "grab the lamp"),
+            ("walk to the lamp", "turn on the lamp", "grab the lamp"),
+        )
+    )
+    assert "In hand: lamp (off)" in write(task, held)
+    assert "In hand: lamp (on)" in write(task, lit)
+    kitchen = [draw(task, state)[: ROWS * CELL, : COLUMNS * CELL] for state in (near, held, lit)]
+    bare = draw(task, held._replace(places=(3,)))[: ROWS * CELL, : COLUMNS * CELL]
+    assert not any(np.array_equal(kitchen[1], other) for other in (kitchen[0], kitchen[2], bare))
+
+
+def test_the_person_stands_beside_what_is_near() -> None:
+    pictures = [draw(TASK, after(TASK, f"walk to the {snack}")).astype(int) for snack in ("chips", "milk")]
+    first, second = (
+        np.flatnonzero((picture[: ROWS * CELL, : COLUMNS * CELL] == (74, 111, 165)).all(-1).any(0)).mean()
+        for picture in pictures
+    )
+    assert second > first + CELL
+
+
 def test_plan_is_as_wide_as_its_longest_line() -> None:
     lines = write(FULL, FULL.household.initial_state()).splitlines()[1:-2]
     assert len({len(line) for line in lines}) == 1

@@ -138,6 +138,83 @@ def test_switches_go_on_and_off() -> None:
     assert "is_lamp_on" not in sees(do("turn off the lamp", state=on))
 
 
+def test_closing_and_turning_off_take_a_free_hand_too() -> None:
+    busy = do("walk to the cupboard", "open the cupboard", "walk to the lamp", "turn on the lamp", "grab the lamp")
+    full = do("walk to the spoons", "grab the spoons", state=busy)
+    assert do("turn off the lamp", state=full) == full
+    at_cupboard = do("walk to the cupboard", state=full)
+    assert do("close the cupboard", state=at_cupboard) == at_cupboard
+
+
+def test_one_seat_at_a_time_and_screens_of_the_same_room_alone() -> None:
+    lounge = Household(
+        (
+            Thing("sofa", "living room", ("seat",)),
+            Thing("game chair", "living room", ("seat", "screen")),
+            Thing("TV", "kitchen", ("screen",)),
+        ),
+        start="living room",
+    )
+    names = action_phrases(lounge)
+
+    def act(state: State, phrase: str) -> State:
+        return lounge.perform(state, lounge.actions[names.index(phrase)])
+
+    near_both = lounge.initial_state()._replace(near=frozenset({0, 1}))
+    sitting = act(near_both, "sit on the sofa")
+    assert sitting.seat == 0
+    assert act(sitting, "sit on the game chair") == sitting
+    assert act(sitting, "stand up from the game chair") == sitting
+    assert not lounge.true_fields(sitting)["is_face_tv"]
+    assert lounge.true_fields(sitting)["is_face_gamechair"]
+    on_chair = act(act(sitting, "stand up from the sofa"), "sit on the game chair")
+    texts = {narrate(lounge, "Rest.", lounge.observe(state)) for state in (sitting, on_chair)}
+    assert len(texts) == 2
+    assert all(text.startswith("Rest. You are in the living room.") for text in texts)
+
+
+def test_menu_of_entertainment_has_the_oddities_of_the_source() -> None:
+    env = VirtualHomeEnv("entertainment")
+    rooms = {"walk to the kitchen", "walk to the bathroom", "walk to the bedroom"}
+
+    def offered(*phrases: str) -> set[str]:
+        env.reset(seed=0)
+        for phrase in phrases:
+            _, _, _, _, info = env.step(phrase)
+            assert info["action_valid"], phrase
+        return set(info["available_actions"])
+
+    chips = ("walk to the chips", "grab the chips")
+    table = ("walk to the living room", "walk to the coffee table")
+    furniture = {"walk to the TV", "walk to the sofa"}
+    assert offered(*table) == rooms, "at the table with empty hands nothing else"
+    assert offered(*chips, *table) == rooms | furniture | {"put the chips on the coffee table"}
+    left_behind = (*chips, *table, "put the chips on the coffee table", "walk to the kitchen")
+    elsewhere = {"walk to the living room", "walk to the bathroom", "walk to the bedroom"}
+    assert offered(*left_behind) == elsewhere | {"walk to the chips"}, "not to the milk"
+    tv = ("walk to the living room", "walk to the TV")
+    assert {"turn on the TV", "turn off the TV"} <= offered(*tv)
+    assert not {"turn on the TV", "turn off the TV"} & offered(*tv, "turn on the TV")
+    sofa = (*tv, "turn on the TV", "walk to the sofa")
+    assert {"sit on the sofa", "stand up from the sofa"} <= offered(*sofa)
+    assert offered(*sofa, "sit on the sofa") == rooms, "no standing up"
+
+
+def test_menu_of_food_preparation_has_the_oddities_of_the_source() -> None:
+    env = VirtualHomeEnv("food-preparation")
+    env.reset(seed=0)
+    env.step("walk to the pancake")
+    info = env.step("grab the pancake")[-1]
+    assert "walk to the pancake" in info["available_actions"], "though it is in hand"
+    info = env.step("walk to the microwave")[-1]
+    assert {"put the pancake in the microwave", "open the microwave", "close the microwave"} <= set(
+        info["available_actions"]
+    ), "though it is closed"
+    env.step("open the microwave")
+    info = env.step("put the pancake in the microwave")[-1]
+    assert not {"grab the pancake", "walk to the pancake", "walk to the microwave"} & set(info["available_actions"])
+
+
 def test_goal_counts_what_is_out_of_sight() -> None:
     task = TASKS["food-preparation"]
     done = State(0, (len(ROOMS) + 1, 0))

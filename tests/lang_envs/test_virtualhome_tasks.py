@@ -118,6 +118,21 @@ def test_menu_says_when_its_phrase_is_offered_and_the_rest_is_offered_when_it_ch
     assert "walk to the bathroom" in info["available_actions"]
 
 
+def test_two_actions_with_one_phrase_are_refused() -> None:
+    names = {"cup": "grabbable", "cup in the tin": "grabbable", "box": "container", "tin in the box": "container"}
+    things = [Thing(name, "kitchen", (kind,)) for name, kind in names.items()]
+    with pytest.raises(ValueError, match="two things would share the phrase 'put the cup in the tin in the box'"):
+        Task("Do it.", things, goal=["cup_in_box"])
+
+
+def test_menu_is_judged_by_what_is_seen() -> None:
+    env = VirtualHomeEnv(changed(menu={"walk to the kitchen": ["not socks_on_bed"]}))
+    _, info = env.reset(seed=0)
+    assert "walk to the kitchen" not in info["available_actions"]
+    info = env.step("walk to the living room")[-1]
+    assert "walk to the kitchen" in info["available_actions"], "the socks are still on the bed, but out of sight"
+
+
 def test_a_menu_that_leaves_nothing_to_do_is_refused_where_it_does() -> None:
     rooms = ("living room", "kitchen", "bathroom", "bedroom")
     nothing = {f"walk to the {room}": ["in_bedroom"] for room in rooms} | {"walk to the basket": ["is_lamp_on"]}
@@ -196,6 +211,19 @@ def with_thing(**changes: Any) -> dict[str, Any]:
         (with_thing(name="lamp"), r"things\[3\].name: 'lamp' cannot be told from 'lamp'"),
         (with_thing(name="La Mp"), r"things\[3\].name: 'lamp' cannot be told from 'La Mp'"),
         (with_thing(name="Kitchen"), r"things\[0\].name: 'Kitchen' cannot be told from 'kitchen'"),
+        (with_thing(name="open socks"), r"things\[0\].name: 'open socks' is not a name of at most 60 letters"),
+        (with_thing(name="a. You hold b"), r"things\[0\].name: 'a. You hold b' is not a name"),
+        (with_thing(name="x" * 61), r"things\[0\].name: 'x+' is not a name"),
+        (
+            with_thing(properties=["grabbable", "seat"]),
+            r"things\[0\].properties: 'socks' cannot be both grabbable and seat",
+        ),
+        (changed(menu=[None]), "menu: None is not a phrase with its conditions"),
+        (
+            changed(menu=[["turn on the lamp", []], ["turn on the lamp", []]]),
+            "menu: 'turn on the lamp' stands there twice",
+        ),
+        (changed(instruction=" Do it. "), "instruction: ' Do it. ' is not one line"),
         (with_thing(name=7), r"things\[0\].name: 7 is not one line of plain text"),
         (with_thing(plural="yes"), r"things\[0\].plural: 'yes' is neither true nor false"),
         (with_thing(colour="red"), r"things\[0\]: 'colour' is not one of name, place, properties, plural"),
