@@ -20,7 +20,7 @@ class Usual(NamedTuple):
 # them at once, so that the first updates see a success. They have few situations, so that costs little.
 USUAL = {
     "VirtualHome": Usual(24_576, 16),
-    "VirtualHome-entertainment-v0": Usual(327_680, 256, {"minibatches": 2}),
+    "VirtualHome-entertainment-v0": Usual(294_912, 256, {"minibatches": 2}),
 }
 """Worlds, and families of worlds, that take something else than most."""
 
