@@ -217,8 +217,11 @@ def _check_world(env: str, options: dict[str, Any]) -> None:
         made = gym.make(env, **options)
         made.close()
         token_space(made.action_space)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"env={env!r}: there is no module {error.name!r} on the path") from None
+    except ImportError as error:
+        module = env.partition(":")[0]
+        raise ValueError(
+            f"env={env!r}: the module {module!r} cannot be imported: {error.__cause__ or error}"
+        ) from error
     except (gym.error.Error, TypeError) as error:
         known = env in WORLDS or env in TEMPLATES
         raise ValueError(f"env={env!r}: {error}" if known or ":" in env else unknown("world", env, WORLDS)) from None

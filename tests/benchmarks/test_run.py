@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -262,3 +263,33 @@ def test_what_is_not_given_is_what_the_world_takes_with_the_embedded_model() -> 
     }
     for elsewhere in ({"model": "a/7b"}, {"preset": "paper"}):
         assert BenchmarkConfig(env=entertainment, **elsewhere).usual == Usual()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env": "VirtualHome-v0"}, "task: none was given"),
+        ({"env": "VirtualHome-v0", "env_set": ("task=chese",)}, "Did you mean 'cheese'"),
+        ({"env": "VirtualHome-v0", "env_set": ("task",)}, "'task' is not of the form name=value"),
+        ({"env": "VirtualHome-cheese-v0", "env_set": ("tsk=1",)}, "tsk"),
+        ({"env": "no_such_module:World-v0"}, "the module 'no_such_module' cannot be imported: No module named"),
+        ({"env": "json:World-v0"}, "World"),
+        ({"env": "CartPole-v1"}, "not token sequences"),
+        ({"transfer": ("VirtualHome-v0",)}, "task: none was given"),
+        ({"workers": -1}, "workers=-1 must be at least 1"),
+    ],
+)
+def test_worlds_that_cannot_be_made_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BenchmarkConfig(**options).check()
+
+
+def test_arguments_of_the_world_reach_it_and_no_other(tmp_path: Path) -> None:
+    config = BenchmarkConfig(
+        env="VirtualHome-v0", env_set=("task=cheese", "max_steps=9"), transfer=("VirtualHome-towel-v0",)
+    )
+    config.check()
+    assert config.env_options == {"task": "cheese", "max_steps": 9}
+    assert config.tokenizer_options == {}
+    config.save(tmp_path / "config.json")
+    assert BenchmarkConfig.load(tmp_path / "config.json") == config
