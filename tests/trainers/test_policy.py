@@ -248,7 +248,8 @@ def test_prompts_longer_than_a_sliding_window_are_scored_as_the_model_reads_them
 
     torch.manual_seed(0)
     config = MistralConfig(
-        vocab_size=load_tokenizer("embedded").vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=load_tokenizer("embedded").vocab_size,
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=48, sliding_window=24, initializer_range=0.3,
     )  # fmt: skip
     model = load_language_model(MistralForCausalLM(config), tokenizer=str(tiny_model("llama")), device="cpu")
