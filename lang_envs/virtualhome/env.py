@@ -21,6 +21,7 @@ DISCOUNT = 0.95
 MAX_STEPS = 50
 _OUTCOMES_SEARCHED = 100_000  # a few seconds
 _TASKS_KEPT = 256
+_REMEMBERED = 100_000
 
 
 class View(NamedTuple):
@@ -32,7 +33,7 @@ class View(NamedTuple):
 
 
 class Course:
-    """A task, with every outcome and every view remembered: states are few, the rules fixed."""
+    """A task, its outcomes and views remembered: states are mostly few, the rules fixed."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -46,6 +47,8 @@ class Course:
         """The state after an action, and whether the task is done."""
         outcome = self._outcomes.get((state, action))
         if outcome is None:
+            if len(self._outcomes) >= _REMEMBERED:  # a large household has more situations than there is memory
+                self._outcomes.clear()
             after = self.task.household.perform(state, self.task.household.actions[action])
             outcome = self._outcomes[state, action] = after, self.task.is_done(after)
         return outcome
@@ -53,6 +56,8 @@ class Course:
     def view(self, state: State) -> View:
         view = self._views.get(state)
         if view is None:
+            if len(self._views) >= _REMEMBERED:
+                self._views.clear()
             seen = self.task.household.observe(state)
             text = narrate(self.task.household, self.task.instruction, seen)
             offered = self.task.offered(state)

@@ -338,3 +338,14 @@ def test_copies_share_what_is_remembered_and_nothing_else() -> None:
     for twin in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert twin._course is env._course
         assert twin.step("grab the cheese")[0] != env._narrate()
+
+
+def test_what_is_remembered_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    import lang_envs.virtualhome.env as module
+
+    fresh, small = module.Course(EVERYTHING), module.Course(EVERYTHING)
+    states = list(reachable(EVERYTHING))[:300]
+    expected = [(fresh.view(state), fresh.perform(state, 0)) for state in states]
+    monkeypatch.setattr(module, "_REMEMBERED", 50)
+    assert [(small.view(state), small.perform(state, 0)) for state in states] == expected
+    assert max(len(small._views), len(small._outcomes)) <= 50
