@@ -14,7 +14,7 @@ OPTIONS = $(if $(ALGO),--algo '$(ALGO)') $(if $(ENV),--env $(ENV)) $(if $(MODEL)
 	$(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(DEVICE),--device $(DEVICE)) \
 	$(if $(QUANTIZE),--quantize $(QUANTIZE)) $(ARGS)
 
-UNSEEN := $(patsubst %,VirtualHome-%-v0,cheese hamburger apple-pie pizza washing-plate laundry juice towel)
+UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"VirtualHome-{task}-v0" for task in tasks))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup bench bench-generalization throughput test lint format clean
@@ -51,7 +51,7 @@ bench: $(INSTALLED)
 bench-generalization: ALGO ?= poad,ntpo,twosome
 bench-generalization: override ENV := VirtualHome-food-preparation-v0
 bench-generalization: $(INSTALLED)
-	$(BIN)/python -m benchmarks $(if $(RESUME),resume $(RESUME),run --transfer $(UNSEEN) $(OPTIONS))
+	$(BIN)/python -m benchmarks $(if $(RESUME),resume $(RESUME),run --transfer $$($(BIN)/python -c '$(UNSEEN)') $(OPTIONS))
 
 throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.worlds

@@ -16,8 +16,8 @@ class Usual(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012 — nobody writes to it
 
 
-# In the household a random policy succeeds in one of some 50 episodes, in entertainment in one of some 400: more of
-# them at once, so that the first updates see a success. They have few situations, so that costs little.
+# In the household a random policy seldom succeeds, least of all in entertainment (see the model card): more episodes
+# at once, so that the first updates see a success. They have few situations, so that costs little.
 USUAL = {
     "VirtualHome": Usual(24_576, 16),
     "VirtualHome-entertainment-v0": Usual(294_912, 256, {"minibatches": 2}),

@@ -71,14 +71,7 @@ def solve(
     outcomes: list[list[_Outcome]] = []
     came_from: dict[int, tuple[int, int]] = {}
     ends = set()
-    shortest: tuple[str, ...] | None = None
-
-    def way_to(number: int) -> tuple[str, ...]:
-        phrases: list[str] = []
-        while number:
-            number, phrase = came_from[number]
-            phrases.append(world.action_names[phrase])
-        return tuple(reversed(phrases))
+    shortest: list[int] | None = None
 
     for at, state in enumerate(to_search):  # which grows meanwhile
         world.state = state
@@ -94,7 +87,7 @@ def solve(
                 ends.add(situation)
                 found.append(_Outcome(phrase, -1, float(reward), discount))
                 if shortest is None and info.get("success", terminated):
-                    shortest = (*way_to(at), world.action_names[phrase])
+                    shortest = [*_way_to(at, came_from), phrase]
                 continue
             if situation not in numbers:
                 numbers[situation] = len(to_search)
@@ -110,13 +103,19 @@ def solve(
         raise PlanningError("in one of the situations of this world nothing can be said")
     values, returns = _value_iteration(outcomes)
     best = _shortest_best(outcomes, values, returns)
-    names = world.action_names
-    return Solution(
-        len(numbers) + len(ends),
-        shortest,
-        None if best is None else tuple(names[phrase] for phrase in best),
-        float(values[0]),
+    shortest_phrases, best_phrases = (
+        None if way is None else tuple(world.action_names[phrase] for phrase in way) for way in (shortest, best)
     )
+    return Solution(len(numbers) + len(ends), shortest_phrases, best_phrases, float(values[0]))
+
+
+def _way_to(number: int, came_from: dict[int, tuple[int, int]]) -> list[int]:
+    """The phrases that led from the start to a situation."""
+    phrases = []
+    while number:
+        number, phrase = came_from[number]
+        phrases.append(phrase)
+    return phrases[::-1]
 
 
 def _situation(world: LanguageEnv) -> tuple[Any, ...]:
@@ -164,11 +163,7 @@ def _shortest_best(outcomes: list[list[_Outcome]], values: np.ndarray, returns: 
             if earned < values[at] - _TIE:
                 continue
             if outcome.after < 0:
-                phrases = [outcome.phrase]
-                while at:
-                    at, phrase = came_from[at]
-                    phrases.append(phrase)
-                return phrases[::-1]
+                return [*_way_to(at, came_from), outcome.phrase]
             if outcome.after and outcome.after not in came_from:
                 came_from[outcome.after] = at, outcome.phrase
                 to_search.append(outcome.after)

@@ -46,6 +46,11 @@ class Thing:
     def holds_things(self) -> bool:
         return self.can("surface") or self.can("container")
 
+    @property
+    def preposition(self) -> str:
+        """Things are in a container and on a surface."""
+        return "in" if self.can("container") else "on"
+
 
 def identifier(name: str) -> str:
     """``"coffee table"`` as the recordings of the source environment write it: ``"coffeetable"``."""
@@ -179,8 +184,7 @@ class Household:
         if verb == "grab":
             return state._replace(places=_moved(state, target, HELD), near=state.near - {target})
         if verb == "put":
-            on_surface = not self.things[receptacle].can("container")
-            near = state.near | {target} if on_surface else state.near
+            near = state.near | {target} if self.things[receptacle].can("surface") else state.near
             return state._replace(places=_moved(state, target, len(ROOMS) + receptacle), near=near)
         if verb in ("open", "close"):
             return state._replace(opened=state.opened ^ {target})
@@ -203,7 +207,7 @@ class Household:
             facts += [Fact(f"see_{name}", "see", i), Fact(f"close_to_{name}", "close", i)]
             if thing.can("grabbable"):
                 facts.append(Fact(f"hold_{name}", "hold", i))
-                facts += [self._placed(i, j) for j in self.receptacles if not self.things[j].can("container")]
+                facts += [self._placed(i, j) for j in self.receptacles if self.things[j].can("surface")]
             if thing.can("container"):
                 facts.append(Fact(f"is_{name}_open", "open", i))
                 facts += [self._placed(j, i) for j in self._that_can("grabbable")]
@@ -216,9 +220,8 @@ class Household:
         return tuple(facts)
 
     def _placed(self, thing: int, receptacle: int) -> Fact:
-        preposition = "in" if self.things[receptacle].can("container") else "on"
-        names = self.things[thing].identifier, self.things[receptacle].identifier
-        return Fact(f"{names[0]}_{preposition}_{names[1]}", "placed", thing, receptacle)
+        held, holder = self.things[thing], self.things[receptacle]
+        return Fact(f"{held.identifier}_{holder.preposition}_{holder.identifier}", "placed", thing, receptacle)
 
     def is_true(self, state: State, fact: Fact) -> bool:
         """Whether a fact is true, seen or not."""

@@ -34,7 +34,7 @@ def _phrase(household: Household, action: Action) -> str:
     nouns = [household.things[action.target].name]
     if action.verb == "put":
         receptacle = household.things[action.receptacle]
-        nouns += [_preposition(receptacle), receptacle.name]
+        nouns += [receptacle.preposition, receptacle.name]
     return _VERBS[action.verb].format(*nouns)
 
 
@@ -89,7 +89,7 @@ _RELATION_FIELDS = {"hold": "hold_{}", "face": "is_face_{}", "sit": "is_sit_{}",
 
 
 def _is_placed(thing: Thing, receptacle: Thing, observation: Mapping[str, bool]) -> bool:
-    field = f"{thing.identifier}_{_preposition(receptacle)}_{receptacle.identifier}"
+    field = f"{thing.identifier}_{receptacle.preposition}_{receptacle.identifier}"
     return receptacle.holds_things and observation.get(field, False)
 
 
@@ -118,7 +118,7 @@ def _sentence(thing: Thing, is_open: bool, is_on: bool, receptacle: Thing | None
     what = f"the {', '.join(states)}{' ' * bool(states)}{thing.name}"
     if relation in ("hold", "face", "sit"):
         return f" You {'sit on' if relation == 'sit' else relation} {what}."
-    where = ["here"] if receptacle is None else [f"{_preposition(receptacle)} the {receptacle.name}"]
+    where = ["here"] if receptacle is None else [f"{receptacle.preposition} the {receptacle.name}"]
     if relation == "near":
         where = [*where[receptacle is None :], "next to you"]
     return f" {what[0].upper()}{what[1:]} {_be(thing)} {', '.join(where)}."
@@ -126,7 +126,3 @@ def _sentence(thing: Thing, is_open: bool, is_on: bool, receptacle: Thing | None
 
 def _be(thing: Thing) -> str:
     return "are" if thing.plural else "is"
-
-
-def _preposition(receptacle: Thing) -> str:
-    return "in" if receptacle.can("container") else "on"

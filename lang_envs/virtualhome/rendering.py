@@ -99,7 +99,7 @@ def _lines(household: Household, state: State, room: str) -> list[str]:
         if state.places[i] != index:
             continue
         lines.append(f"{_mark(household, state, i):2}{_described(thing, i, state)}")
-        where = "in it" if thing.can("container") else "on it"
+        where = f"{thing.preposition} it"
         lines += [
             f"{_mark(household, state, inner):2}  {where}: {_described(household.things[inner], inner, state)}"
             for inner in household.contents(state, i)
