@@ -1,0 +1,243 @@
+"""The layers that the kernel puts around a program nobody trusts, each a function that takes it or raises ``OSError``.
+
+This file and its neighbours ``seccomp``, ``syscalls`` and ``zygote`` are run by an interpreter of their own, in which
+nothing of the suite is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lang_envs.sandbox import seccomp
+
+USER = 61184
+"""The user a program runs as where that can be chosen: one that no file and no other process belongs to."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x04000000 | 0x20000000 | 0x40000000  # mount, ipc, uts, pid, net
+_NEW_USER = 0x10000000
+_SYSCALLS = {
+    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317},
+    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277},
+}
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT, _MOUNT_SETATTR, _CLOSE_RANGE = 444, 445, 446, 442, 436
+_READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _syscall(number: int | str, *arguments: int | bytes) -> int:
+    if isinstance(number, str):
+        known = _SYSCALLS.get(platform.machine())
+        if known is None:
+            raise OSError(f"{number}: not known on {platform.machine()}")
+        number = known[number]
+    converted = [ctypes.c_long(a) if isinstance(a, int) else ctypes.c_char_p(a) for a in arguments]
+    return _check(_libc.syscall(ctypes.c_long(number), *converted), f"system call {number}")
+
+
+def _prctl(option: int, *arguments: int) -> None:
+    _check(_libc.prctl(option, *[ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0)][:4]), f"prctl {option}")
+
+
+# --------------------------------------------------------------------------------------------------------- namespaces
+
+
+def enter_namespaces() -> None:
+    """Process ids, mounts, network, IPC and host name of one's own; takes effect for processes forked from now on."""
+    if os.geteuid() == 0 and _libc.unshare(_NEW_NAMESPACES) == 0:
+        return
+    user, group = os.geteuid(), os.getegid()
+    _check(_libc.unshare(_NEW_NAMESPACES | _NEW_USER), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{USER} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{USER} {group} 1")
+
+
+def _mount(source: str, target: Path, kind: str | None, flags: int) -> None:
+    arguments = (source.encode(), bytes(target), kind.encode() if kind else None)
+    _check(_libc.mount(*arguments, ctypes.c_ulong(flags), None), f"mount {target}")
+
+
+class Readable(NamedTuple):
+    """What a program may read: ``shown`` files and folders but for the ``hidden`` folders in them."""
+
+    shown: Sequence[Path]
+    hidden: Sequence[Path]
+
+
+def enter_private_root(readable: Readable) -> None:
+    """Leave the file system for one that holds what is readable, at its own paths, and nothing else."""
+    base = Path("/tmp")
+    bind_all, private, read_only, detach = 4096 | 16384, (1 << 18) | 16384, 1 | 2 | 4, 2
+    _mount("none", Path("/"), None, private)
+    shown = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in readable.shown}  # the new root may cover them
+    _mount("none", base, "tmpfs", 0)
+    for path in sorted({*readable.shown, *readable.hidden}, key=lambda path: len(path.parts)):
+        target = base / path.relative_to("/")
+        if path not in shown:
+            if target.is_dir():
+                _mount("none", target, "tmpfs", 0)
+            continue
+        if path.is_dir():
+            target.mkdir(parents=True, exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch()
+        _mount(f"/proc/self/fd/{shown[path]}", target, None, bind_all)
+        os.close(shown[path])
+    attributes = struct.pack("=QQQQ", read_only, 0, 0, 0)
+    _syscall(_MOUNT_SETATTR, -100, bytes(base), 0x8000, attributes, len(attributes))
+    os.chdir(base)
+    _syscall("pivot_root", b".", b".")
+    _check(_libc.umount2(b".", detach), "umount2")
+    os.chdir("/")
+
+
+# -------------------------------------------------------------------------------------------------------- credentials
+
+
+def drop_user() -> None:
+    """Be nobody: another user where this one is root, and without any capability."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(USER, USER, USER)
+        os.setresuid(USER, USER, USER)
+    _syscall("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))
+
+
+def forbid_privileges() -> None:
+    """No program started from here gains a privilege; other processes of the same user can't look into this one."""
+    _prctl(38, 1)
+    forbid_inspection()
+
+
+def forbid_inspection() -> None:
+    """Has to be said anew after each fork and each change of user."""
+    _prctl(4, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """End when the process that forked this one does."""
+    _prctl(1, 9)
+    if os.getppid() != parent:
+        os._exit(99)
+
+
+# ----------------------------------------------------------------------------------------------------------- Landlock
+
+
+def landlock_version() -> int:
+    """Version of the kernel's Landlock interface; 0 where there is none."""
+    return max(0, int(_libc.syscall(ctypes.c_long(_LANDLOCK_CREATE), None, ctypes.c_long(0), ctypes.c_long(1))))
+
+
+def _create_ruleset(files: int, network: int, scopes: int) -> int:
+    version = landlock_version()
+    if not version:
+        raise OSError("this kernel has no Landlock")
+    fields = (files, network if version >= 4 else 0, scopes if version >= 6 else 0)
+    attributes = struct.pack("=QQQ", *fields)[: 8 if version < 4 else 16 if version < 6 else 24]
+    return _syscall(_LANDLOCK_CREATE, attributes, len(attributes), 0)
+
+
+def enter_landlock(readable: Readable) -> None:
+    """Nothing can be opened but for reading and where it is readable; no TCP, no signal or socket out of here."""
+    version = landlock_version()
+    rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1 if version else 0
+    ruleset = _create_ruleset(rights, 3, 3)
+    for path in _without(readable.shown, readable.hidden):
+        _allow(ruleset, path, _READ_FILE | (_READ_DIRECTORY if path.is_dir() else 0))
+    for path in readable.hidden:
+        if any(path in shown.parents for shown in readable.shown):
+            _allow(ruleset, path, _READ_DIRECTORY)  # the import system lists it
+    _syscall(_LANDLOCK_RESTRICT, ruleset, 0)
+    os.close(ruleset)
+
+
+def _without(shown: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
+    """Paths that cover all that is shown and nothing that is hidden: Landlock can allow, but not take away again."""
+    found = []
+    for path in shown:
+        if any(path in inner.parents for inner in hidden):
+            found += _without([child for child in path.iterdir() if child not in hidden], hidden)
+        else:
+            found.append(path)
+    return found
+
+
+def _allow(ruleset: int, path: Path, rights: int) -> None:
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        _syscall(_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", rights, descriptor), 0)
+    finally:
+        os.close(descriptor)
+
+
+def create_nested_landlock() -> int:
+    """The descriptor of a domain inside which a child can neither signal nor inspect the process it came from."""
+    return _create_ruleset(0, 0, 3) if landlock_version() >= 6 else _create_ruleset(1 << 6, 0, 0)
+
+
+def enter_nested_landlock(ruleset: int) -> None:
+    _syscall(_LANDLOCK_RESTRICT, ruleset, 0)
+
+
+# ------------------------------------------------------------------------------------------------------ in each child
+
+
+def close_descriptors(first: int) -> None:
+    """Close every descriptor from ``first`` on."""
+    if _libc.syscall(ctypes.c_long(_CLOSE_RANGE), ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(0)):
+        os.closerange(first, 4096)
+
+
+def limit_resources(cpu_seconds: int, memory: int) -> None:
+    """Hard limits: processor time, address space in bytes, few descriptors, no files written, no core files."""
+    limits = {
+        "RLIMIT_CORE": (0, 0),
+        "RLIMIT_CPU": (cpu_seconds, cpu_seconds + 1),
+        "RLIMIT_AS": (memory, memory),
+        "RLIMIT_NOFILE": (64, 64),
+        "RLIMIT_NPROC": (0, 0),
+        "RLIMIT_FSIZE": (0, 0),
+        "RLIMIT_MSGQUEUE": (0, 0),
+        "RLIMIT_MEMLOCK": (0, 0),
+        "RLIMIT_STACK": (8 << 20, 8 << 20),
+    }
+    for name, pair in limits.items():
+        if hasattr(resource, name):
+            resource.setrlimit(getattr(resource, name), pair)
+
+
+class Filter:
+    """The filter of system calls, assembled once and put on in each child.
+
+    Raises
+    ------
+    OSError
+        If there is no table of system calls for this kind of machine.
+    """
+
+    def __init__(self) -> None:
+        code = seccomp.program(platform.machine())
+        if code is None:
+            raise OSError(f"no table of system calls for {platform.machine()}")
+        self._code = ctypes.create_string_buffer(code, len(code))
+        self._program = struct.pack("@HP", len(code) // 8, ctypes.addressof(self._code))
+
+    def enter(self) -> None:
+        _syscall("seccomp", 1, 0, self._program)

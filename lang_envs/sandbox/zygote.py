@@ -1,0 +1,437 @@
+"""The process that programs are forked from: executed with a clean environment, never forked from the trainer.
+
+It imports what programs need once, puts the kernel's layers around itself, proves them, and then forks a child for each
+request: one stands by, warm, when the request comes. It never reads a task and is never written to by a program.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import gc
+import importlib
+import json
+import math
+import os
+import platform
+import random
+import select
+import signal
+import socket
+import struct
+import sys
+import sysconfig
+import time
+import types
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+if "lang_envs" not in sys.modules:
+    # The neighbours of this file, and nothing of the package that they are part of.
+    for _name, _folder in (("lang_envs", Path(__file__).parent.parent), ("lang_envs.sandbox", Path(__file__).parent)):
+        _package = types.ModuleType(_name)
+        _package.__path__ = [str(_folder)]
+        sys.modules[_name] = _package
+
+from lang_envs.sandbox import isolation, protocol, selftest
+
+_RESULT, _NESTED, _FIRST_FREE = 3, 4, 5
+_PARKED = 200
+"""Descriptors wait above this until they are moved to their numbers, so that none is overwritten."""
+_WARM = """
+import numpy
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+x = numpy.arange(60.0).reshape(20, 3) % 7
+make_pipeline(StandardScaler(), LogisticRegression()).fit(x, numpy.arange(20) % 2).predict_proba(x)
+"""
+_LIBRARIES = ("bz2", "ctypes", "decimal", "hashlib", "lzma", "ssl", "uuid", "zlib", "zoneinfo")
+"""Imported so that the system's libraries behind them are there when no folder of the system can be read."""
+_HIDDEN = ("sklearn/datasets/data", "sklearn/datasets/images", "sklearn/datasets/tests")
+"""Data that comes with a library, labels and all."""
+
+
+class Zygote:
+    """Answers requests that come through ``control``, one at a time, until it is closed."""
+
+    def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
+        self.control = control
+        self.absent: dict[str, str] = dict.fromkeys(config["without"], "switched off")
+        self.packages: list[str] = config["packages"]
+        self.canary: str = config["canary"]
+        self.filter: isolation.Filter | None = None
+        self.nested = -1
+        self.memory_in_use = 0
+        self.standby: tuple[int, socket.socket] | None = None
+
+    def take(self, layer: str, step: Any, *arguments: Any) -> Any:
+        """Put on one layer, or remember why it cannot be had."""
+        if layer in self.absent:
+            return None
+        try:
+            return step(*arguments)
+        except OSError as error:
+            self.absent[layer] = str(error)
+            return None
+
+    def prepare(self) -> None:
+        """Imports, then the layers, from the outermost to the innermost, in this order and no other."""
+        self._import()
+        readable = readable_paths(self.packages)
+        self.memory_in_use = _virtual_memory()
+        if "namespaces" not in self.absent:
+            self.take("private-root", isolation.enter_private_root, readable)
+        else:
+            self.absent.setdefault("private-root", "needs namespaces")
+        self.take("uid", isolation.drop_user)
+        if closed := [str(path) for path in readable.shown if not os.access(path, os.R_OK)]:
+            raise PermissionError(
+                f"the user that programs run as cannot read {closed[0]}: use a Python that lies where every user can "
+                "read it, run as an ordinary user, or allow namespaces"
+            )
+        isolation.forbid_privileges()
+        self.take("landlock", isolation.enter_landlock, readable)
+        nested = self.take("nested-landlock", isolation.create_nested_landlock)
+        self.nested = -1 if nested is None else fcntl.fcntl(nested, fcntl.F_DUPFD_CLOEXEC, _PARKED)
+        self.filter = self.take("seccomp", isolation.Filter)
+
+    def _import(self) -> None:
+        sys.meta_path.insert(0, OnlyPackages(self.packages))
+        for name in _LIBRARIES:
+            try:
+                importlib.import_module(name)
+            except ImportError:  # a Python built without it
+                continue
+        for package in self.packages:
+            for name in _modules_of(package):
+                importlib.import_module(name)
+        if "sklearn" in sys.modules:
+            exec(_WARM, {})
+            _search_libraries_without_proc()
+        gc.collect()
+        gc.freeze()
+        threads = Path("/proc/self/task")
+        if threads.is_dir() and (count := len(list(threads.iterdir()))) != 1:
+            raise RuntimeError(f"{count} threads run before any program does: fork would not be safe")
+
+    # ------------------------------------------------------------------------------------------------------- serving
+
+    def serve(self) -> None:
+        """Until the trainer closes its end, or is gone."""
+        self.stand_by()
+        while request := self._receive():
+            number, wall, descriptors = request
+            child = self.dispatch(descriptors)
+            if child is None:
+                self.control.sendall(protocol.ENDING.pack(number, protocol.NOT_STARTED, 0, 0.0))
+                self.stand_by()
+                continue
+            self.stand_by()
+            self.control.sendall(protocol.ENDING.pack(number, *self.watch(child, wall)))
+
+    def _receive(self) -> tuple[int, float, list[int]] | None:
+        message, descriptors = receive(self.control, protocol.REQUEST.size)
+        if not message:
+            return None
+        number, wall = protocol.REQUEST.unpack(message)
+        return (number, wall, descriptors) if number else self._receive()  # 0 ends a child that has ended already
+
+    def stand_by(self) -> None:
+        """Fork the next child ahead of its request, unless one stands by; never fails, but may leave none."""
+        if self.standby is not None:
+            return
+        here, there = socket.socketpair()
+        parent = os.getpid()
+        try:
+            child = os.fork()
+        except OSError:
+            here.close()
+            there.close()
+            return
+        if child == 0:
+            here.close()
+            self._be_child(there, parent)
+        there.close()
+        self.standby = child, here
+
+    def dispatch(self, descriptors: list[int]) -> int | None:
+        """Hand a request to the child that stands by; None where there is none."""
+        try:
+            if self.standby is None:
+                self.stand_by()
+            if self.standby is None:
+                return None
+            child, channel = self.standby
+            self.standby = None
+            with channel:
+                try:
+                    channel.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
+                except OSError:  # it has died while it stood by
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                    return None
+            return child
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def watch(self, child: int, wall: float) -> tuple[int, int, float]:
+        """Wait for the end of a child, and bring it about when the time is over or the trainer has what it wants."""
+        deadline = time.monotonic() + wall
+        watched = os.pidfd_open(child)
+        timed_out = False
+        try:
+            poll = select.poll()
+            poll.register(watched, select.POLLIN)
+            poll.register(self.control, select.POLLIN)
+            while True:
+                ready = [descriptor for descriptor, _ in poll.poll(_left(deadline))]
+                if watched in ready:
+                    break
+                timed_out = not ready
+                if ready and not receive(self.control, protocol.REQUEST.size)[0]:
+                    os._exit(0)  # the trainer is gone, and the child goes with this process
+                os.kill(child, signal.SIGKILL)
+                poll.unregister(self.control)
+                deadline = math.inf
+        finally:
+            os.close(watched)
+        _, status, usage = os.wait4(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        kind = protocol.TIMED_OUT if timed_out else protocol.SIGNALLED if code < 0 else protocol.EXITED
+        return kind, abs(code), usage.ru_utime + usage.ru_stime
+
+    # ---------------------------------------------------------------------------------------------------- in the child
+
+    def _be_child(self, channel: socket.socket, parent: int) -> NoReturn:
+        """From the fork to the end of the program; what fails before the program begins is no failure of it."""
+        try:
+            self.control.close()
+            isolation.die_with_parent(parent)
+            isolation.forbid_inspection()
+            if "sklearn" in sys.modules:
+                exec(_WARM, {})  # what a fit writes to is copied now, not when it is waited for
+            message, descriptors = receive(channel, 1)
+            if not message:
+                os._exit(0)
+            run(self, channel, *descriptors)
+        finally:
+            os._exit(99)
+
+
+def receive(channel: socket.socket, size: int) -> tuple[bytes, list[int]]:
+    """A message of that size with the descriptors that come with it; nothing at the end."""
+    descriptors: list[int] = []
+    message = b""
+    while len(message) < size:
+        part, ancillary, _, _ = channel.recvmsg(size - len(message), socket.CMSG_SPACE(8))
+        if not part:
+            return b"", []
+        message += part
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors += array.array("i", data[: len(data) - len(data) % 4])
+    return message, descriptors
+
+
+def run(zygote: Zygote, channel: socket.socket, task: int, result: int) -> NoReturn:
+    """Read the task, put on the innermost layers, run the program, send what came of it."""
+    header, inputs = protocol.read_task(task)
+    channel.close()
+    os.close(task)
+    os.dup2(fcntl.fcntl(result, fcntl.F_DUPFD, _PARKED), _RESULT)
+    if zygote.nested >= 0:
+        os.dup2(zygote.nested, _NESTED)
+    isolation.close_descriptors(_FIRST_FREE)
+    random.seed(header["seed"])
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(header["seed"])
+    if "rlimits" not in zygote.absent:
+        isolation.limit_resources(header["cpu_seconds"], zygote.memory_in_use + header["memory_bytes"])
+    if zygote.nested >= 0:
+        isolation.enter_nested_landlock(_NESTED)
+        os.close(_NESTED)
+    if zygote.filter is not None:
+        zygote.filter.enter()
+    send(_RESULT, protocol.BEGUN)  # what goes wrong from here on is the program's doing
+    send(_RESULT, execute(header["program"], inputs))
+    os._exit(0)
+
+
+def execute(program: str, inputs: dict[str, Any]) -> bytes:
+    """Run a program's text; what stands in ``output`` at its end, or what went wrong, as a result."""
+    namespace = {"__name__": "__main__", "inputs": inputs}
+    try:
+        exec(compile(program, "<program>", "exec"), namespace)
+        if "output" not in namespace:
+            raise NameError("the program ended without an `output`")
+        return protocol.pack_output(namespace["output"])
+    except BaseException as error:
+        return protocol.pack_error(describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """The kind of an error, what it says, and the line of the program it came from; never fails."""
+    try:
+        said = str(error).strip()[-2 * protocol.ERROR_BYTES :]
+    except BaseException:
+        said = "an error that cannot be shown"
+    try:
+        line, trace = None, error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == "<program>":
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        where = f" (line {line})" if line is not None else ""
+        return f"{type(error).__name__}: {said}{where}"
+    except BaseException:
+        return said
+
+
+def send(descriptor: int, message: bytes) -> None:
+    view = memoryview(message)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+# ------------------------------------------------------------------------------------------------- what can be read
+
+
+def readable_paths(packages: list[str]) -> isolation.Readable:
+    """The standard library, the packages with all they need, and the time zones."""
+    libraries = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    libraries = {path for path in libraries if (path / "os.py").exists() or (path / "lib-dynload").exists()}
+    shown = libraries | _installed(packages) | {Path("/usr/share/zoneinfo")}
+    for prefix in (Path(sys.prefix), Path(sys.base_prefix)):  # an interpreter that brings its own shared libraries
+        shown |= {file for file in (prefix / "lib").glob("*.so*") if file.is_file()}
+    shown |= {path.resolve() for path in shown}
+    hidden = {path / name for path in libraries for name in ("site-packages", "dist-packages")}
+    hidden |= {path.parent / name for path in shown if path.name == "sklearn" for name in _HIDDEN}
+    hidden |= {Path(path) for path in sys.path if path and any(Path(path) in inner.parents for inner in shown)}
+    hidden -= libraries
+    return isolation.Readable(
+        sorted(path for path in shown if path.exists()), sorted(path for path in hidden if path.is_dir())
+    )
+
+
+class OnlyPackages:
+    """Finds nothing, and lets nobody else look for what is neither in the standard library nor in the packages.
+
+    This keeps nobody out. It makes libraries that try for others find the same ones on every machine, none of which
+    starts a thread, and gives a program that tries the error that it would expect.
+    """
+
+    def __init__(self, packages: list[str]) -> None:
+        self.names = {path.name.partition(".")[0] for path in _installed(packages)} | set(sys.stdlib_module_names)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if path is None and name not in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _installed(packages: list[str]) -> set[Path]:
+    """Files and folders of distributions and of all that they require."""
+    found: set[Path] = set()
+    waiting, seen = list(packages), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if name in packages:
+                raise
+            continue
+        for requirement in distribution.requires or ():
+            wanted, _, condition = requirement.partition(";")
+            if "extra" not in condition:
+                waiting.append("".join(c if c.isalnum() or c in "-_." else " " for c in wanted).split()[0])
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        found |= {Path(str(distribution.locate_file(top))) for top in tops}
+    return found
+
+
+def _modules_of(package: str) -> list[str]:
+    """What ``import`` calls a distribution, and for scikit-learn what programs use of it."""
+    if package == "scikit-learn":
+        parts = "calibration compose discriminant_analysis ensemble feature_selection gaussian_process impute"
+        parts += " linear_model metrics model_selection naive_bayes neighbors neural_network pipeline preprocessing"
+        return ["sklearn", *(f"sklearn.{part}" for part in f"{parts} svm tree decomposition".split())]
+    names = {file.parts[0] for file in metadata.distribution(package).files or () if file.name == "__init__.py"}
+    return [name for name in sorted(names) if name.isidentifier()]
+
+
+def _search_libraries_without_proc() -> None:
+    """threadpoolctl reads /proc/self/maps, which is not there for a program; the dynamic linker knows as well."""
+    from sklearn.utils.parallel import _get_threadpool_controller
+
+    kind = type(_get_threadpool_controller())
+    kind._find_libraries_with_linux = kind._find_libraries_with_dl_iterate_phdr
+
+
+def _virtual_memory() -> int:
+    """Bytes of address space in use."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _left(deadline: float) -> float | None:
+    """Milliseconds to wait; None for as long as it takes."""
+    return None if deadline == math.inf else max(0.0, 1000 * (deadline - time.monotonic()))
+
+
+# ------------------------------------------------------------------------------------------------------------- main
+
+
+def say(control: socket.socket, message: dict[str, Any]) -> None:
+    """The one message that is no fixed struct: how the start went, as JSON behind its length."""
+    body = json.dumps(message).encode()
+    control.sendall(struct.pack("=I", len(body)) + body)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(control.fileno(), False)
+    config = json.loads(sys.argv[2])
+    zygote = Zygote(control, config)
+    try:
+        if config["process"]:
+            _serve_once(zygote)
+        zygote.take("namespaces", isolation.enter_namespaces)
+        if "namespaces" not in zygote.absent and (inner := os.fork()):
+            # Only what is forked from here is in the new process namespace, and this process has nothing more to do.
+            control.close()
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]) & 0xFF)
+        if "namespaces" not in zygote.absent:
+            isolation.die_with_parent(os.getppid())
+        zygote.prepare()
+        failures = [] if config["without"] else selftest.run(zygote)
+        say(control, {"absent": zygote.absent, "failures": failures, "landlock": isolation.landlock_version()})
+    except BaseException as error:
+        say(control, {"error": f"{type(error).__name__}: {error}"})
+        os._exit(1)
+    os.dup2(1, 2)  # from now on nobody hears complaints
+    zygote.serve()
+
+
+def _serve_once(zygote: Zygote) -> NoReturn:
+    """Without any layer but limits: this process itself becomes the program."""
+    for layer in ("namespaces", "private-root", "uid", "landlock", "nested-landlock", "seccomp"):
+        zygote.absent[layer] = "switched off"
+    zygote._import()
+    zygote.memory_in_use = _virtual_memory()
+    say(zygote.control, {"absent": zygote.absent, "failures": [], "platform": platform.system()})
+    message, descriptors = receive(zygote.control, protocol.REQUEST.size)
+    if message:
+        run(zygote, zygote.control, *descriptors)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
