@@ -14,9 +14,8 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from gymnasium.vector import AutoresetMode
 
-import lang_envs  # noqa: F401 — registers the ids in a fresh process
+import lang_envs
 import trainers
 from benchmarks.config import BenchmarkConfig, parse_variant, variant_folder
 from trainers.checkpoint import LAST, write_atomically
@@ -55,13 +54,7 @@ class Cell:
 
 
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
-    return gym.make_vec(
-        config.env,
-        num_envs=config.usual.num_envs,
-        vectorization_mode="sync",
-        vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-        **config.env_options,
-    )
+    return lang_envs.make_vec(config.env, config.usual.num_envs, **config.env_options)
 
 
 def make_agent(config: BenchmarkConfig, cell: Cell, envs: Any) -> Any:

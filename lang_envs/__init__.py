@@ -4,8 +4,19 @@ from lang_envs.core import LanguageEnv, Transition
 from lang_envs.registration import WORLDS, register_worlds
 from lang_envs.tokenizer import Tokenizer, load_tokenizer
 from lang_envs.tokens import TokenEnv, TokenSequence
+from lang_envs.vector import LanguageVectorEnv, make_vec
 
-__all__ = ["WORLDS", "LanguageEnv", "TokenEnv", "TokenSequence", "Tokenizer", "Transition", "load_tokenizer"]
+__all__ = [
+    "WORLDS",
+    "LanguageEnv",
+    "LanguageVectorEnv",
+    "TokenEnv",
+    "TokenSequence",
+    "Tokenizer",
+    "Transition",
+    "load_tokenizer",
+    "make_vec",
+]
 __version__ = "0.1.0"
 
 register_worlds()

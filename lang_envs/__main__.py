@@ -1,20 +1,28 @@
-"""``python -m lang_envs list`` shows the worlds, ``play ID`` lets a person play one, ``solve ID`` plans in it."""
+"""``python -m lang_envs list`` shows the worlds, ``play ID`` lets a person play one, ``solve ID`` plans in it.
+
+``datasets`` shows the data sets of DataSciCoding, ``fetch NAME`` downloads them; ``doctor`` shows how well this machine
+can isolate programs.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from lang_envs import WORLDS, LanguageEnv
+from lang_envs.datascicoding.datasets import DATASETS, fetch, find, load_dataset, place_of
 from lang_envs.planner import solve
 from lang_envs.registration import TEMPLATES, named_value
+from lang_envs.sandbox import SandboxError
+from lang_envs.sandbox.doctor import examine
 
 KNOWN = WORLDS | TEMPLATES
 
@@ -59,10 +67,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Try everything in a finite world: the shortest solution, the best discounted return, and how many "
         "situations there are. Step limits play no part.",
     )
+    commands.add_parser(
+        "datasets",
+        help="show the data sets of DataSciCoding: where they come from, their size, and where they are now",
+        description="Show the data sets of DataSciCoding: source, size after pruning, and where they are now.",
+    )
+    fetcher = commands.add_parser(
+        "fetch",
+        help="download data sets from OpenML and Kaggle",
+        description="Download data sets into the cache. It may be stopped and run again at any point.",
+    )
+    fetcher.add_argument(
+        "names", nargs="+", metavar="NAME", help="a set, as `datasets` shows it, or openml:ID, or kaggle:owner/name"
+    )
+    fetcher.add_argument("--force", action="store_true", help="download even what is here already")
+    commands.add_parser(
+        "doctor",
+        help="show how well this machine can isolate programs",
+        description="Show every layer that the sandbox puts around a program, and which of them this machine has.",
+    )
     options = parser.parse_args(arguments)
     if options.command == "list":
         _list()
         return 0
+    if options.command == "datasets":
+        _datasets()
+        return 0
+    if options.command == "fetch":
+        return _fetch(options.names, options.force)
+    if options.command == "doctor":
+        well, report = examine()
+        print("\n".join(report))
+        return 0 if well else 1
     chosen = player if options.command == "play" else solver
     name = options.id.removeprefix("lang_envs:")
     if name not in KNOWN:
@@ -82,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given["render_mode"] = "ansi" if shown else None
     try:
         env = gym.make(name, interface="text", **given)
-    except (ValueError, TypeError, OSError) as error:  # what is given with --set may not fit
+    except (ValueError, TypeError, OSError, SandboxError) as error:  # what is given with --set may not fit
         chosen.error(str(error))
     if options.command == "play":
         play(env, options.seed)
@@ -133,14 +169,81 @@ def _number(phrases: Sequence[str]) -> None:
 def _list() -> None:
     rows = [("id", "phrases", "best return", "summary")]
     for name, world in WORLDS.items():
+        if not world.finite:
+            rows.append((name, "any text", "unknown", world.summary))
+            continue
         env = gym.make(name, interface="text").unwrapped
         assert isinstance(env, LanguageEnv)
         best = "unknown" if env.optimal_return is None else f"{env.optimal_return:.4f}"
-        rows.append((name, str(len(env.action_names) or "any text"), best, world.summary))
+        rows.append((name, str(len(env.action_names)), best, world.summary))
     rows += [(name, "", "", world.summary) for name, world in TEMPLATES.items()]
+    _table(rows, "<>><")
+
+
+def _table(rows: Sequence[Sequence[str]], sides: str) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print(f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}")
+        cells = zip(row, sides, widths, strict=True)
+        print("  ".join(f"{text:{side}{width}}" for text, side, width in cells).rstrip())
+
+
+def _datasets() -> None:
+    rows: list[Sequence[str]] = [("name", "rows", "features", "classes", "source", "where it is now")]
+    for name, entry in DATASETS.items():
+        size = [entry.rows, entry.features, entry.classes]
+        try:
+            place = place_of(name)
+            if place and None in size:
+                found = load_dataset(name)
+                size = [*found.x.shape, int(found.y.max()) + 1]
+        except (ValueError, OSError) as error:
+            place = f"can't be used: {error}"
+        numbers = ("?" if number is None else str(number) for number in size)
+        rows.append((name, *numbers, entry.source, place or f"not here: python -m lang_envs fetch {name}"))
+    _table(rows, "<>>><<")
+
+
+def _fetch(names: Sequence[str], force: bool) -> int:
+    failures = 0
+    for name in dict.fromkeys(names):
+        try:
+            with _progress() as tell:
+                outcome = _fetched(name, force, tell)
+            print(f"{name}: {outcome}")
+        except (ValueError, OSError, ImportError) as error:
+            failures += 1
+            print(f"{name}: {error}", file=sys.stderr)
+        except KeyboardInterrupt:
+            print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
+            return 130
+    return min(failures, 1)
+
+
+def _fetched(name: str, force: bool, tell: Callable[[str], None]) -> str:
+    if not force and find(name).kind in ("openml", "kaggle"):
+        with contextlib.suppress(ValueError):  # what is damaged in the cache is fetched anew
+            place = place_of(name)
+            if place in ("data folder", "generated"):
+                return f"needs no fetching ({place}); --force fetches it all the same"
+    return str(fetch(name, force=force, progress=tell))
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show what goes on: a line that says since when, on a terminal with rich; plain lines elsewhere."""
+    try:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:
+        Progress = None  # type: ignore[assignment,misc]
+    if Progress is None or not sys.stderr.isatty():
+        yield lambda text: print(text, file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("starting", total=None)
+        yield lambda text: shown.reset(task, description=text)
 
 
 def _unknown(name: str) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
+from lang_envs.tokenizer import Tokenizer
+
 TEXT_CHARACTERS = string.printable
 """The characters that the worlds' own text is made of."""
 ACTION_MAX_CHARACTERS = 256
@@ -58,12 +60,14 @@ class LanguageEnv(gym.Env[str, str]):
     _clock_fields: ClassVar[tuple[str, ...]] = ()
     """Those of them that only count time: situations that differ in nothing else are one to the planner."""
 
-    def __init__(self, *, max_text_length: int, render_mode: str | None = None) -> None:
+    def __init__(
+        self, *, max_text_length: int, max_action_length: int = ACTION_MAX_CHARACTERS, render_mode: str | None = None
+    ) -> None:
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ValueError(f"render_mode {render_mode!r} is not one of {self.metadata['render_modes']} or None")
         self.render_mode = render_mode
         self.observation_space = Text(max_text_length, min_length=1, charset=TEXT_CHARACTERS)
-        self.action_space = Text(ACTION_MAX_CHARACTERS, min_length=0, charset=TEXT_CHARACTERS)
+        self.action_space = Text(max_action_length, min_length=0, charset=TEXT_CHARACTERS)
         self._running = False
 
     # ------------------------------------------------------------------------------------- what a world implements
@@ -91,6 +95,12 @@ class LanguageEnv(gym.Env[str, str]):
     def available_action_ids(self) -> tuple[int, ...]:
         """Indices of the phrases that can be said now; all of them unless a world says otherwise."""
         return tuple(range(len(self.action_names)))
+
+    def suit(self, tokenizer: Tokenizer) -> None:
+        """Learn with which tokenizer this world is going to be read, where that matters to how it speaks."""
+
+    def anticipate(self, action: str) -> None:
+        """Begin in the background what the next step, with this very action, will have to wait for."""
 
     # ----------------------------------------------------------------------------------------------- Gymnasium's part
 

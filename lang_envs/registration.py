@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
+from lang_envs.datascicoding.catalog import DATASETS
 from lang_envs.tokens import TokenEnv
 from lang_envs.virtualhome.tasks import TASKS
 
@@ -22,28 +23,43 @@ class World:
     entry_point: str
     summary: str
     kwargs: dict[str, Any] = field(default_factory=dict)
+    finite: bool = True
+    """Whether a world has so many situations and phrases; where text is free, a step may take long, and time out."""
 
 
 _OVERCOOKED = "lang_envs.overcooked.env:OvercookedEnv"
 _VIRTUALHOME = "lang_envs.virtualhome.env:VirtualHomeEnv"
+_DATASCICODING = "lang_envs.datascicoding.env:DataSciCodingEnv"
 
-WORLDS: dict[str, World] = {
-    f"Overcooked-{dish}-salad-v0": World(
-        _OVERCOOKED, f"Chop, assemble and deliver a salad of {dish.replace('-', ', ')}.", {"dish": dish.split("-")}
-    )
-    for dish in (
-        "tomato",
-        "lettuce",
-        "onion",
-        "tomato-lettuce",
-        "tomato-onion",
-        "lettuce-onion",
-        "tomato-lettuce-onion",
-    )
-} | {f"VirtualHome-{task}-v0": World(_VIRTUALHOME, TASKS[task].instruction, {"task": task}) for task in TASKS}
+WORLDS: dict[str, World] = (
+    {
+        f"Overcooked-{dish}-salad-v0": World(
+            _OVERCOOKED, f"Chop, assemble and deliver a salad of {dish.replace('-', ', ')}.", {"dish": dish.split("-")}
+        )
+        for dish in (
+            "tomato",
+            "lettuce",
+            "onion",
+            "tomato-lettuce",
+            "tomato-onion",
+            "lettuce-onion",
+            "tomato-lettuce-onion",
+        )
+    }
+    | {f"VirtualHome-{task}-v0": World(_VIRTUALHOME, TASKS[task].instruction, {"task": task}) for task in TASKS}
+    | {
+        f"DataSciCoding-{name}-v0": World(
+            _DATASCICODING, f"Write a program that classifies {entry.title}.", {"dataset": name}, finite=False
+        )
+        for name, entry in DATASETS.items()
+    }
+)
 
 TEMPLATES: dict[str, World] = {
     "VirtualHome-v0": World(_VIRTUALHOME, "A household task of your own: task=Task(...) or a YAML file."),
+    "DataSciCoding-v0": World(
+        _DATASCICODING, "A data set of your own: dataset=csv:path?target=column, openml:ID, …", finite=False
+    ),
 }
 """Ids that need an argument to be a world."""
 
@@ -89,5 +105,7 @@ def register_worlds() -> None:
         gym.register(
             name,
             entry_point="lang_envs.registration:make_world",
+            vector_entry_point=None if world.finite else "lang_envs.vector:make_world_vec",
+            nondeterministic=not world.finite,
             kwargs={"entry_point": world.entry_point, **world.kwargs},
         )

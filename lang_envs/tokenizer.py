@@ -15,6 +15,14 @@ from tokenizers.normalizers import NFC
 from lang_envs.assets import TOKENIZER_FILE
 
 EMBEDDED = "embedded"
+HOLE = "<FILL_ME>"
+"""Where in a text a model is to fill something in; tokenizers with infill markers put those around it."""
+_INFILL_MARKERS = (
+    ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"),  # Code Llama
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", None),  # Qwen Coder, CodeGemma, Granite
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", None),  # StarCoder
+)
+"""Prefix, suffix, middle and the end of what was filled in, as models write them."""
 _SENTINEL = "\n"
 _PROBES = ("a", " a", "A b  c\n", "\n", "\n\n  a", "don't .", "x = [1,\n    2]", "\u00e9", "e\u0301")
 
@@ -36,6 +44,10 @@ class Tokenizer:
         Stands before a prompt, where the tokenizer has one.
     chat_template : tuple of str, optional
         What an instruct model's template puts before and after what the user says.
+    infill : tuple of int, optional
+        The markers of prefix, suffix and middle, where the model was trained to fill in.
+    infill_end_id : int, optional
+        What ends a filled-in text, where that is not the end token.
 
     Raises
     ------
@@ -52,11 +64,16 @@ class Tokenizer:
         pad_id: int | None = None,
         begin_id: int | None = None,
         chat_template: tuple[str, str] | None = None,
+        infill: tuple[int, int, int] | None = None,
+        infill_end_id: int | None = None,
     ) -> None:
         self.name = name
         self.end_id = end_id
         self.pad_id = end_id if pad_id is None else pad_id
         self.begin_id = begin_id
+        self.infill = infill
+        self.stop_ids = tuple(dict.fromkeys(i for i in (end_id, self.pad_id, infill_end_id) if i is not None))
+        """Whatever ends an action."""
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self.chat_template = chat_template
         around = chat_template or ("", "")
@@ -105,6 +122,22 @@ class Tokenizer:
             return tuple(self._backend.encode(text, add_special_tokens=False).ids)
         ids = self._backend.encode(_SENTINEL + text, add_special_tokens=False).ids
         return tuple(ids[len(self._sentinel_ids) :])
+
+    def encode_observation(self, text: str, max_length: int | None = None) -> tuple[tuple[int, ...], int]:
+        """The ids of an observation, and how many it had to lose at its beginning to be no longer than ``max_length``.
+
+        Where :data:`HOLE` stands in the text and the tokenizer has infill markers, they say what is before it and what
+        is behind it.
+        """
+        before, hole, after = text.partition(HOLE)
+        if not hole or self.infill is None:
+            ids = self.encode(text)
+            lost = 0 if max_length is None else max(0, len(ids) - max_length)
+            return ids[lost:], lost
+        prefix, suffix, middle = self.infill
+        ids, end = self.encode(before), (suffix, *self.encode(after), middle)
+        lost = 0 if max_length is None else max(0, 1 + len(ids) + len(end) - max_length)
+        return (prefix, *ids[lost:], *end), lost
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; bytes that are no valid UTF-8 become U+FFFD."""
@@ -182,6 +215,9 @@ def _from_hugging_face(tokenizer: Any, name: str) -> Tokenizer:
         raise ValueError(f"the tokenizer {name!r} ({type(tokenizer).__name__}) has no fast backend of `tokenizers`")
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer {name!r} has no end-of-sequence token, and actions end with one")
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    markers = next((found for found in _INFILL_MARKERS if all(m in vocabulary for m in found[:3])), None)
+    prefix, suffix, middle, end = [None if m is None else vocabulary.get(m) for m in markers or [None] * 4]
     return Tokenizer(
         backend,
         name,
@@ -189,6 +225,8 @@ def _from_hugging_face(tokenizer: Any, name: str) -> Tokenizer:
         pad_id=tokenizer.pad_token_id,
         begin_id=tokenizer.bos_token_id,
         chat_template=_chat_template(tokenizer),
+        infill=None if prefix is None or suffix is None or middle is None else (prefix, suffix, middle),
+        infill_end_id=end,
     )
 
 

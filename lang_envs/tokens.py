@@ -53,7 +53,7 @@ class TokenSequence(MultiDiscrete):
 
     def unpad(self, array: np.ndarray) -> tuple[int, ...]:
         """The ids before the first end or padding token."""
-        stops = np.flatnonzero((array == self.tokenizer.pad_id) | (array == self.tokenizer.end_id))
+        stops = np.flatnonzero(np.isin(array, self.tokenizer.stop_ids))
         return tuple(array[: stops[0]].tolist() if len(stops) else array.tolist())
 
     def encode(self, phrase: str) -> np.ndarray:
@@ -150,6 +150,7 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         if spaced := [name for name in world.action_names if name != name.strip() or not name]:
             raise ValueError(f"phrases have no outer spaces and are not empty: {spaced}")
         self.tokenizer = load_tokenizer(tokenizer)
+        world.suit(self.tokenizer)
         needed = _longest_observation(world, self.tokenizer)
         self._trims = needed is None
         if needed is not None and max_observation_tokens is not None and max_observation_tokens < needed:
@@ -187,12 +188,19 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         ValueError
             If ``action`` is not an element of the action space; the world is then as it was.
         """
+        text, reward, terminated, truncated, info = self.env.step(self._phrase(action))
+        return self._observe(text, info), reward, terminated, truncated, info
+
+    def anticipate(self, action: np.ndarray) -> None:
+        """Let the world begin with what the step with this action will wait for."""
+        world = self.env.unwrapped
+        assert isinstance(world, LanguageEnv)
+        world.anticipate(self._phrase(action))
+
+    def _phrase(self, action: np.ndarray) -> str:
         action = self._actions.check(action)
         phrase = self._phrases.get(action.tobytes())
-        if phrase is None:
-            phrase = self._actions.decode(self._actions.check_ids(action))
-        text, reward, terminated, truncated, info = self.env.step(phrase)
-        return self._observe(text, info), reward, terminated, truncated, info
+        return self._actions.decode(self._actions.check_ids(action)) if phrase is None else phrase
 
     def _observe(self, text: str, info: dict[str, Any]) -> np.ndarray:
         known = self._encoded_observations.get(text)
@@ -206,9 +214,8 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         return array.copy()
 
     def _encode_observation(self, text: str) -> tuple[np.ndarray, int]:
-        ids = self.tokenizer.encode(text)
-        trimmed = max(0, len(ids) - self._observations.max_length) if self._trims else 0
-        return self._observations.pad(ids[trimmed:]), trimmed
+        ids, trimmed = self.tokenizer.encode_observation(text, self._observations.max_length if self._trims else None)
+        return self._observations.pad(ids), trimmed
 
 
 def _longest_observation(world: LanguageEnv, tokenizer: Tokenizer) -> int | None:

@@ -172,7 +172,7 @@ class LanguageModel:
             top_k=0,
             top_p=1.0,
             pad_token_id=pad,
-            eos_token_id=[self.tokenizer.end_id, pad],
+            eos_token_id=list(self.tokenizer.stop_ids),
         )
         with warnings.catch_warnings(), self._without_checkpointing():
             warnings.simplefilter("ignore")  # of sampling settings that greedy decoding does not use
@@ -185,7 +185,7 @@ class LanguageModel:
         return [self._until_end(row) for row in output[:, width:].tolist()]
 
     def _until_end(self, ids: list[int]) -> Tokens:
-        ends = (i for i, token in enumerate(ids) if token in (self.tokenizer.end_id, self.tokenizer.pad_id))
+        ends = (i for i, token in enumerate(ids) if token in self.tokenizer.stop_ids)
         return tuple(ids[: next(ends, len(ids)) + 1])
 
     @contextmanager

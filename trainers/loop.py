@@ -17,8 +17,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 
+from lang_envs import make_vec
 from trainers.agent import Agent, Episode, Player
 from trainers.agents.common import world_attribute
 from trainers.checkpoint import LAST, load_checkpoint, save_checkpoint
@@ -172,19 +173,13 @@ def evaluate(
     """Play whole episodes of a world, an id or a function that makes one, with an agent that does not learn.
 
     Every environment plays the same number of episodes, so that short ones are not counted more often than long ones;
-    where ``episodes`` does not divide, the surplus is dropped. ``make_options`` go to ``gym.make_vec``; the world
+    where ``episodes`` does not divide, the surplus is dropped. ``make_options`` go to ``gym.make``; the world
     speaks the agent's tokenizer where it has one. Sampling takes numbers from the agent's random generator.
     """
     if tokenizer := getattr(agent, "tokenizer", None):
         make_options.setdefault("tokenizer", tokenizer)
     num_envs = min(num_envs, episodes)
-    make_options.setdefault("vectorization_mode", "sync")
-    vector_kwargs = {**make_options.pop("vector_kwargs", {}), "autoreset_mode": AutoresetMode.SAME_STEP}
-    envs: gym.vector.VectorEnv
-    if callable(env):
-        envs = SyncVectorEnv([env] * num_envs, **vector_kwargs)
-    else:
-        envs = gym.make_vec(env, num_envs=num_envs, vector_kwargs=vector_kwargs, **make_options)
+    envs = make_vec(env, num_envs, **({} if callable(env) else make_options))
     played: list[list[Episode]] = [[] for _ in range(num_envs)]
     share = math.ceil(episodes / num_envs)
     with closing(envs):

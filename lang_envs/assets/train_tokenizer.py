@@ -8,25 +8,41 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lang_envs import WORLDS, LanguageEnv
+from lang_envs.datascicoding import DATASETS
+from lang_envs.datascicoding.programs import random_program
+from lang_envs.datascicoding.prompts import prompt
 
 SPECIAL_TOKENS = ["<|pad|>", "<|begin|>", "<|end|>", "<|prefix|>", "<|suffix|>", "<|middle|>"]
 """Padding, begin, end, and the three markers of infilling, in id order."""
 
 
+WEIGHT = 10
+"""How often a world's text counts: programs are many, and none of the worlds' phrases should fall apart for them."""
+
+
 def world_text() -> Iterator[str]:
-    """Every sentence, every phrase and the manual of every world."""
-    for name in WORLDS:
+    """Every sentence, every phrase and the manual of every world of phrases; prompts and random programs."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        yield " " + random_program(rng)
+    for entry in DATASETS.values():
+        yield prompt("completion", entry.title, (1000, 10), 2, None)
+    for name, row in WORLDS.items():
+        if not row.finite:
+            continue
         world = gym.make(name, interface="text").unwrapped
         assert isinstance(world, LanguageEnv)
-        for part in world.text_parts or ():
-            yield from part
-        for phrase in world.action_names:
-            yield " " + phrase
-        yield inspect.getdoc(type(world)) or ""
+        for _ in range(WEIGHT):
+            for part in world.text_parts or ():
+                yield from part
+            for phrase in world.action_names:
+                yield " " + phrase
+            yield inspect.getdoc(type(world)) or ""
 
 
 def train(vocabulary_size: int) -> tokenizers.Tokenizer:
@@ -47,7 +63,7 @@ def train(vocabulary_size: int) -> tokenizers.Tokenizer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vocabulary-size", type=int, default=1024, help="at most this many entries")
+    parser.add_argument("--vocabulary-size", type=int, default=1536, help="at most this many entries")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("tokenizer.json"))
     arguments = parser.parse_args()
     tokenizer = train(arguments.vocabulary_size)

@@ -16,12 +16,23 @@ LAYERS = {
 }
 """The kernel's layers around a program, from the outermost to the innermost, and what each one gives."""
 
+_WAYS_OUT = (
+    "Use Linux 5.13 or newer with seccomp and Landlock, or a container with them (on macOS, Docker Desktop); or, where "
+    "nothing on the machine is worth protecting and no reward has to be trusted, sandbox='process'."
+)
 UNISOLATED = "process"
 """The tier of ``Sandbox(mode="process")``: a process of its own and limits, which keep no attack out."""
 
 
 class SandboxError(RuntimeError):
-    """The machinery failed, not the program: it could not be isolated, started, or watched to its end."""
+    """The machinery failed, not the program: it could not be isolated, started, or watched to its end.
+
+    ``absent`` holds the layers that could not be had, and why, where that is the reason.
+    """
+
+    def __init__(self, message: str, absent: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.absent = absent
 
 
 def tier_of(absent: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
@@ -44,7 +55,8 @@ def tier_of(absent: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
         reasons = "; ".join(f"{layer}: {absent[layer]}" for layer in missing)
         raise SandboxError(
             f"programs cannot be isolated on this machine ({reasons}). `python -m lang_envs doctor` shows every layer. "
-            + ways_out()
+            + _WAYS_OUT,
+            absent,
         )
     if "namespaces" in absent or "private-root" in absent:
         return "no-namespaces"
@@ -54,11 +66,5 @@ def tier_of(absent: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
 def check_platform() -> None:
     """Raise :class:`SandboxError` where no program can be isolated at all."""
     if sys.platform != "linux":
-        raise SandboxError(f"programs cannot be isolated on {sys.platform}. {ways_out()}")
-
-
-def ways_out() -> str:
-    return (
-        "Use Linux 5.13 or newer with seccomp and Landlock, or a container with them (on macOS, Docker Desktop); or, "
-        "where nothing on the machine is worth protecting and no reward has to be trusted, sandbox='process'."
-    )
+        reason = f"not on {sys.platform}"
+        raise SandboxError(f"programs cannot be isolated on {sys.platform}. {_WAYS_OUT}", dict.fromkeys(LAYERS, reason))

@@ -171,7 +171,7 @@ class PPOAgent(ABC):
         for question, assessment in zip(questions, self._assess(questions), strict=True):
             choice = self._choose(assessment.action_log_probs, greedy)
             ids = question[1].candidates[choice]
-            phrase = ids[:-1] if ids[-1] in (self.tokenizer.end_id, self.tokenizer.pad_id) else ids
+            phrase = ids[:-1] if ids[-1] in self.tokenizer.stop_ids else ids
             decisions.append(Decision(self.tokenizer.decode(phrase).strip(), ids, Memory(question, choice, assessment)))
         return decisions
 

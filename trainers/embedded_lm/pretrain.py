@@ -5,6 +5,10 @@ none of the solutions. A random policy's distribution over what to say next is k
 read once with all its available phrases behind it, each weighted alike: the expected loss over the policy's choices
 instead of a sample of them. Observations are drawn in proportion to the square root of how often they were met: what is
 rare in random play, or in a world of many situations, is not rare in learning.
+
+Where text is free, the random policy is a grammar of programs (:mod:`lang_envs.datascicoding.programs`), half of them
+broken, chosen without a look at any score. They are drawn anew for every step, a third of them behind a prompt that
+shows another random program with the error it ended in, when it was run on random numbers.
 """
 
 from __future__ import annotations
@@ -24,9 +28,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lang_envs import WORLDS, Tokenizer, load_tokenizer
 from lang_envs.assets import TOKENIZER_FILE
-from trainers.prefix_tree import Question, build_tree, pack
+from lang_envs.datascicoding import DATASETS
+from lang_envs.datascicoding.programs import random_program
+from lang_envs.datascicoding.prompts import Attempt, attempt, function_of, prompt
+from lang_envs.datascicoding.scoring import RUN
+from lang_envs.sandbox import Limits, Sandbox
+from trainers.prefix_tree import Question, build_tree, pack, split
 
 FOLDER = Path(__file__).parent
+_LONGEST_FAILURE = 480  # characters, so that few prompts are much longer than all others
+_TOKENS_PER_FORWARD = 3072
 
 
 def random_play(name: str, decisions: int, seed: int) -> tuple[Counter[tuple[str, tuple[str, ...]]], float]:
@@ -51,10 +62,48 @@ def question(tokenizer: Tokenizer, text: str, phrases: tuple[str, ...]) -> Quest
     return tokenizer.prompt(tokenizer.encode(text)), build_tree(candidates)
 
 
+def random_failures(count: int, rng: np.random.Generator, progress: Progress) -> list[Attempt]:
+    """Random programs that fail on random numbers, with their errors."""
+    found: list[Attempt] = []
+    task = progress.add_task("programs that fail", total=count)
+    with Sandbox() as sandbox:
+        while len(found) < count:
+            (rows, features), classes = random_shape(rng)
+            x = rng.normal(size=(2, rows, features))
+            labels = np.concatenate([np.arange(classes), rng.integers(classes, size=rows - classes)])
+            inputs = {"x_train": x[0], "y_train": labels, "x_test": x[1]}
+            function = function_of(" " + random_program(rng))
+            result = sandbox.run(function + "\n" + RUN, inputs, Limits(5.0, 5.0))
+            failed = attempt(function, result.error)
+            short = len(function) + len(result.error) < _LONGEST_FAILURE
+            if result.status == "error" and short:
+                found.append(failed)
+                progress.update(task, advance=1)
+    return found
+
+
+def random_shape(rng: np.random.Generator) -> tuple[tuple[int, int], int]:
+    """Rows and features of ``x_train`` and the number of classes, from the table of sets or out of the air."""
+    entry = list(DATASETS.values())[rng.integers(len(DATASETS))]
+    if rng.random() < 0.5 and entry.rows and entry.features and entry.classes:
+        return (entry.rows // 2, entry.features), entry.classes
+    rows = int(np.exp(rng.uniform(np.log(30), np.log(1000))))
+    return (rows, int(rng.integers(2, 21))), int(rng.choice([2, 2, 2, 3, 4, 5, 6]))
+
+
+def random_coding(tokenizer: Tokenizer, failures: list[Attempt], rng: np.random.Generator) -> Question:
+    """A prompt of the DataSciCoding world, and a random program behind it."""
+    titles = [entry.title for entry in DATASETS.values()]
+    shape, classes = random_shape(rng)
+    last = failures[rng.integers(len(failures))] if rng.random() < 1 / 3 else None
+    text = prompt("completion", titles[rng.integers(len(titles))], shape, classes, last)
+    return question(tokenizer, text, (random_program(rng),))
+
+
 def expected_loss(
     model: LlamaForCausalLM, questions: list[Question], weights: np.ndarray, pad_id: int
-) -> tuple[torch.Tensor, float]:
-    """Loss per token of observation and action, and the action's part in nats per action."""
+) -> tuple[torch.Tensor, float, np.ndarray]:
+    """Summed loss of observations and actions, how many tokens that is, and each question's actions in nats."""
     batch = pack(questions, pad_id)
     attention = torch.from_numpy(batch.attention)
     mask = torch.zeros(attention.shape).masked_fill_(~attention, torch.finfo(torch.float32).min)[:, None]
@@ -76,17 +125,19 @@ def expected_loss(
     count = path_mask.any(-1).sum(-1)
     action = -tokens.sum((1, 2)) / count
     size = lengths - 1 + path_mask.sum((1, 2)) / count
-    weight = torch.from_numpy(weights / weights.sum()).float()
-    loss = (weight * (observation + action)).sum() / (weight * size).sum()
-    return loss, float((weight * action).sum().detach())
+    weight = torch.from_numpy(weights).float()
+    loss = (weight * (observation + action)).sum()
+    return loss, float((weight * size).sum()), action.detach().numpy()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decisions", type=int, default=20_000, help="random decisions in each world")
-    parser.add_argument("--steps", type=int, default=1500, help="optimiser steps")
+    parser.add_argument("--steps", type=int, default=3000, help="optimiser steps")
     parser.add_argument("--batch", type=int, default=96, help="observations in a step")
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--programs", type=int, default=32, help="programs in a step")
+    parser.add_argument("--failures", type=int, default=6000, help="failed programs to draw prompts from")
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=FOLDER)
     arguments = parser.parse_args()
@@ -95,7 +146,7 @@ def main() -> None:
 
     tokenizer = load_tokenizer("embedded")
     questions, counts, floor, success = [], [], [], {}
-    for index, name in enumerate(WORLDS):
+    for index, name in enumerate(name for name, world in WORLDS.items() if world.finite):
         seen, success[name] = random_play(name, arguments.decisions, seed=arguments.seed + index)
         for (text, phrases), times in seen.items():
             questions.append(question(tokenizer, text, phrases))
@@ -121,20 +172,32 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, total_steps=arguments.steps, pct_start=0.05)
-    recent: list[tuple[float, float]] = []
+    recent: list[tuple[float, float, float]] = []
     with Progress() as progress:
+        failures = random_failures(arguments.failures, rng, progress)
         task = progress.add_task("pre-training", total=arguments.steps)
         for step in range(1, arguments.steps + 1):
             drawn, repeats = np.unique(rng.choice(len(questions), arguments.batch, p=share), return_counts=True)
-            loss, action_nll = expected_loss(model, [questions[i] for i in drawn], repeats, tokenizer.pad_id)
+            coding = [random_coding(tokenizer, failures, rng) for _ in range(arguments.programs)]
+            batch = [*(questions[i] for i in drawn), *coding]
+            weights = np.concatenate([repeats, np.ones(len(coding))])
             optimizer.zero_grad()
-            loss.backward()
+            total, tokens, nll = 0.0, 0.0, np.zeros(len(batch))
+            for rows in split(batch, _TOKENS_PER_FORWARD):
+                loss, size, nll[rows] = expected_loss(model, [batch[i] for i in rows], weights[rows], tokenizer.pad_id)
+                loss.backward()
+                total, tokens = total + loss.item(), tokens + size
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= tokens
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            recent = [*recent[-49:], (loss.item(), action_nll)]
-            mean_loss, mean_action = np.mean(recent, axis=0)
-            standing = f"loss {mean_loss:.4f}, action {mean_action:.4f}"
+            worlds = slice(len(drawn))
+            action_nll = float(weights[worlds] @ nll[worlds] / repeats.sum())
+            recent = [*recent[-49:], (total / tokens, action_nll, nll[len(drawn) :].mean())]
+            mean_loss, mean_action, mean_program = np.mean(recent, axis=0)
+            standing = f"loss {mean_loss:.4f}, action {mean_action:.4f}, program {mean_program:.2f}"
             progress.update(task, advance=1, description=standing)
             if step % 100 == 0 and not progress.console.is_terminal:
                 print(f"step {step} of {arguments.steps}: {standing}", flush=True)
@@ -144,6 +207,7 @@ def main() -> None:
         "distinct_observations": len(questions),
         "loss_per_token": round(float(mean_loss), 4),
         "action_nll": round(float(mean_action), 4),
+        "program_nll": round(float(mean_program), 2),
         "action_nll_floor": round(float(share @ floor), 4),
         "random_policy_success_rate": success,
         **{name: value for name, value in vars(arguments).items() if name != "output"},

@@ -1,0 +1,248 @@
+"""Programs to scores: five splits of a data set, each program run on all of them, its probabilities judged out here.
+
+The labels of a test half never leave this process; what comes back from the sandbox is numbers, checked before use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lang_envs.datascicoding.datasets import Dataset
+from lang_envs.sandbox import Limits, Result, SandboxError, shared_sandbox
+
+REPETITIONS = 5
+_REMEMBERED = 100_000
+_SUM_TOLERANCE = 1e-5
+RUN = """
+model = build_model(inputs["x_train"], inputs["y_train"])
+output = model.predict_proba(inputs["x_test"])
+"""
+"""What stands behind a definition of ``build_model`` in the sandbox."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a program is worth: the mean of its ROC AUC over the splits and their standard deviation, or its error."""
+
+    mean: float | None
+    std: float | None
+    error: str
+    status: str
+
+    @property
+    def works(self) -> bool:
+        return self.mean is not None
+
+
+@dataclass(frozen=True)
+class Split:
+    """Half of a data set to learn from; the other half, whose labels stay here, to be tested on."""
+
+    inputs: dict[str, np.ndarray]
+    y_test: np.ndarray
+
+
+def split(dataset: Dataset, seed: int) -> Split:
+    """A random split in halves, not stratified; that of ``sklearn.model_selection.train_test_split`` with that seed.
+
+    Raises
+    ------
+    ValueError
+        If a class is missing from a half, so that no program could be scored on it.
+    """
+    order = np.random.RandomState(seed).permutation(len(dataset.y))
+    tested = math.ceil(len(order) / 2)
+    test, train = order[:tested], order[tested:]
+    classes = np.unique(dataset.y)
+    for name, half in (("training", train), ("test", test)):
+        if len(np.unique(dataset.y[half])) != len(classes):
+            rare = sorted({*classes} - {*dataset.y[half]})[0]
+            raise ValueError(
+                f"{dataset.name}: class {rare} has too few rows: it is missing from the {name} half of the split with "
+                f"seed {seed}"
+            )
+    inputs = {"x_train": dataset.x[train], "y_train": dataset.y[train], "x_test": dataset.x[test]}
+    return Split(inputs, dataset.y[test])
+
+
+def roc_auc(labels: np.ndarray, probabilities: np.ndarray) -> float:
+    """Area under the ROC curve, as scikit-learn counts it, without a look at anything but numbers.
+
+    Parameters
+    ----------
+    labels : int array (rows,)
+        Classes from 0, each present.
+    probabilities : float64 array (rows, classes)
+        Of two classes the second column counts; of more, the mean over all pairs of classes, each seen from both sides
+        (one against one, Hand and Till 2001).
+    """
+    classes = probabilities.shape[1]
+    if classes == 2:
+        return _binary_auc(labels == 1, probabilities[:, 1])
+    areas = []
+    for a in range(classes):
+        for b in range(a + 1, classes):
+            pair = (labels == a) | (labels == b)
+            areas += [_binary_auc(labels[pair] == c, probabilities[pair, c]) for c in (a, b)]
+    return float(np.mean(areas))
+
+
+def _binary_auc(positive: np.ndarray, scores: np.ndarray) -> float:
+    """The share of pairs of a positive and a negative in which the positive stands higher; ties count half."""
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    positives = int(positive.sum())
+    wins = ranks[positive].sum() - positives * (positives + 1) / 2
+    return float(wins / (positives * (len(positive) - positives)))
+
+
+def check_probabilities(output: np.ndarray, rows: int, classes: int) -> str:
+    """What is wrong with finite float64 numbers as probabilities of ``rows`` × ``classes``; nothing if they will do."""
+    if output.shape != (rows, classes):
+        return f"predict_proba must give shape ({rows}, {classes}), not {output.shape}"
+    if output.min() < -_SUM_TOLERANCE or output.max() > 1 + _SUM_TOLERANCE:
+        return f"probabilities must lie between 0 and 1, not {output.min():.4g} and {output.max():.4g}"
+    if classes > 2 and not np.allclose(output.sum(axis=1), 1):
+        return "the probabilities of a row must sum to one"
+    return ""
+
+
+class Scorer:
+    """Scores programs on one data set; remembers every answer by the content of what was asked.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    limits : Limits
+        ``wall_seconds`` are those of all repetitions together; with one thread they bound the processor's time.
+    sandbox : str
+        Mode of the sandbox.
+    max_workers : int
+        Programs that run at once.
+    cache_dir : path, optional
+        Where scores are kept beyond this process.
+    """
+
+    def __init__(
+        self, dataset: Dataset, limits: Limits, sandbox: str, max_workers: int, cache_dir: str | None = None
+    ) -> None:
+        self._splits = [split(dataset, seed) for seed in range(REPETITIONS)]
+        self._classes = len(np.unique(dataset.y))
+        self._limits = limits
+        self._sandbox = shared_sandbox(sandbox, max_workers)
+        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="scoring")
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Future[Score]] = OrderedDict()
+        self._folder = None if cache_dir is None else Path(cache_dir).expanduser()
+        self._identity = json.dumps([dataset.fingerprint, asdict(limits), self._sandbox.tier, REPETITIONS])
+
+    @property
+    def tier(self) -> str:
+        """The sandbox's tier."""
+        return self._sandbox.tier
+
+    def submit(self, function: str) -> Future[Score]:
+        """The score to be of a definition of ``build_model``; asked for again, it is the same answer.
+
+        The future raises :class:`lang_envs.sandbox.SandboxError` where the machinery failed. That, and what took too
+        long, is not remembered.
+        """
+        key = hashlib.sha256(f"{self._identity}\n{function}".encode(errors="replace")).hexdigest()
+        with self._lock:
+            if (known := self._known.get(key)) is not None:
+                self._known.move_to_end(key)
+                return known
+            future = self._known[key] = self._threads.submit(self._look_up_or_run, key, function)
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        future.add_done_callback(lambda done: self._forget_unless_certain(key, done))
+        return future
+
+    def _forget_unless_certain(self, key: str, done: Future[Score]) -> None:
+        if done.cancelled() or done.exception() is not None or done.result().status in ("timeout", "cpu limit"):
+            with self._lock:
+                self._known.pop(key, None)
+
+    def _look_up_or_run(self, key: str, function: str) -> Score:
+        file = None if self._folder is None else self._folder / key[:2] / f"{key}.json"
+        if file is not None and file.exists():
+            try:
+                return Score(**json.loads(file.read_text()))
+            except (ValueError, TypeError):
+                pass  # cut short by a crash of the machine: made anew below
+        score = self._run(function)
+        if file is not None and score.status not in ("timeout", "cpu limit"):
+            _write(file, json.dumps(asdict(score)))
+        return score
+
+    def _run(self, function: str) -> Score:
+        areas = []
+        left = self._limits.wall_seconds
+        for seed, part in enumerate(self._splits):
+            started = time.monotonic()
+            limits = replace(self._limits, wall_seconds=left, cpu_seconds=min(self._limits.cpu_seconds, left))
+            result = self._sandbox.run(function + "\n" + RUN, part.inputs, limits, seed=seed)
+            error, status = self._judge(result, len(part.y_test))
+            if error:
+                return Score(None, None, error, status)
+            assert result.output is not None
+            areas.append(roc_auc(part.y_test, result.output))
+            left -= time.monotonic() - started
+            if left <= 0:
+                return Score(None, None, self._too_slow(), "timeout")
+        return Score(float(np.mean(areas)), float(np.std(areas)), "", "ok")
+
+    def _judge(self, result: Result, rows: int) -> tuple[str, str]:
+        """What is wrong with a result, and its status; nothing and ``"ok"`` if it can be scored."""
+        if result.status in ("timeout", "cpu limit"):
+            return self._too_slow(), result.status
+        if result.output is None:
+            return result.error or result.status, result.status
+        error = check_probabilities(result.output, rows, self._classes)
+        return error, "rejected" if error else "ok"
+
+    def _too_slow(self) -> str:
+        return f"TimeoutError: the program took longer than {self._limits.wall_seconds:g} s"
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def shared_scorer(
+    dataset: Dataset, limits: Limits, sandbox: str, max_workers: int, cache_dir: str | None = None
+) -> Scorer:
+    """The scorer that all worlds of this process share who ask for the same; it ends with the last of them."""
+    key = (os.getpid(), dataset.fingerprint, limits, sandbox, max_workers, cache_dir)
+    with _sharing:
+        found = _shared.get(key)
+        if found is None:
+            found = _shared[key] = Scorer(dataset, limits, sandbox, max_workers, cache_dir)
+            weakref.finalize(found, found._threads.shutdown, wait=False, cancel_futures=True)
+        return found
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=file.parent)
+    with os.fdopen(descriptor, "w") as partial:
+        partial.write(text)
+    Path(name).replace(file)
+
+
+_shared: weakref.WeakValueDictionary[tuple[Any, ...], Scorer] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+__all__ = ["SandboxError", "Score", "Scorer", "check_probabilities", "roc_auc", "shared_scorer", "split"]

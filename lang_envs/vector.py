@@ -1,0 +1,47 @@
+"""Several worlds stepped together, of which none waits for another to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import iterate
+
+from lang_envs.registration import make_world
+
+
+class LanguageVectorEnv(SyncVectorEnv):
+    """Gymnasium's ``SyncVectorEnv``, in which every world first hears its action and may begin with what takes long.
+
+    So the programs of all DataSciCoding worlds run side by side, on as many processes as ``max_workers`` says. Nothing
+    else differs.
+    """
+
+    def step(self, actions: Any) -> Any:
+        for env, action, over in zip(self.envs, iterate(self.action_space, actions), self._autoreset_envs, strict=True):
+            resets = over and self.autoreset_mode is AutoresetMode.NEXT_STEP
+            if not resets and env.has_wrapper_attr("anticipate"):
+                env.get_wrapper_attr("anticipate")(action)
+        return super().step(actions)
+
+
+def make_vec(
+    env: str | Callable[[], gym.Env],
+    num_envs: int = 1,
+    *,
+    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    **options: Any,
+) -> LanguageVectorEnv:
+    """Worlds of one id, or of one function that makes them; ``options`` go to ``gym.make``."""
+    make = partial(gym.make, env, **options) if isinstance(env, str) else env
+    return LanguageVectorEnv([make] * num_envs, autoreset_mode=autoreset_mode)
+
+
+def make_world_vec(
+    num_envs: int = 1, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP, **options: Any
+) -> LanguageVectorEnv:
+    """What ``gym.make_vec`` calls where a world asks for its own vector environment."""
+    return LanguageVectorEnv([partial(make_world, **options)] * num_envs, autoreset_mode=AutoresetMode(autoreset_mode))
