@@ -1,4 +1,7 @@
-"""``python -m benchmarks run`` compares agents; ``resume`` goes on with a run that was stopped."""
+"""``python -m benchmarks run`` compares agents, ``resume`` goes on with a run that was stopped.
+
+``programs`` makes one table of the programs that several runs wrote.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks.config import BenchmarkConfig
-from benchmarks.run import CellFailed, resume, run
+from benchmarks.run import CellFailed, resume, run, tabulate_programs
 
 
 @dataclass(frozen=True)
@@ -21,16 +24,28 @@ class ResumeConfig:
     """The run's folder."""
 
 
+@dataclass(frozen=True)
+class ProgramsConfig:
+    """One table of the programs that several runs wrote, beside published numbers."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """The runs' folders, one for each data set."""
+    output: Path = Path("runs")
+    """Where programs.md and programs.json are written."""
+
+
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config = tyro.extras.subcommand_cli_from_dict(
-        {"run": BenchmarkConfig, "resume": ResumeConfig},
+        {"run": BenchmarkConfig, "resume": ResumeConfig, "programs": ProgramsConfig},
         prog="python -m benchmarks",
         config=(tyro.conf.OmitArgPrefixes,),
     )
     try:
         if isinstance(config, ResumeConfig):
             resume(config.folder)
+        elif isinstance(config, ProgramsConfig):
+            tabulate_programs(config.folders, config.output)
         else:
             run(config)
     except (ValueError, CellFailed) as error:

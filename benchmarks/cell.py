@@ -81,7 +81,7 @@ def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
         config.usual.steps,
         run_dir=cell.path,
         seed=1000 * cell.seed,
-        rollout_steps=config.rollout_steps,
+        rollout_steps=config.usual.rollout_steps,
         checkpoint_every=config.checkpoint_every,
         resume=resume,
     )

@@ -74,8 +74,8 @@ class BenchmarkConfig:
     """Decisions of each run, over all its environments (by default what the world takes: mostly 16,384)."""
     num_envs: int | None = None
     """Environments of each run (by default what suits the world: mostly 4)."""
-    rollout_steps: int = 64
-    """Decisions in each environment between two updates."""
+    rollout_steps: int | None = None
+    """Decisions in each environment between two updates (by default what suits the world: mostly 64)."""
     eval_episodes: int = 100
     """Episodes that each trained agent plays at the end."""
     transfer: tuple[str, ...] = ()
@@ -130,8 +130,8 @@ class BenchmarkConfig:
     def usual(self) -> Usual:
         """How long and over how many environments: as given, or as the world takes with the embedded model."""
         suited = usual(self.env) if self.preset == "default" and self.model in (None, "embedded") else Usual()
-        given = {name: getattr(self, name) for name in ("steps", "num_envs") if getattr(self, name) is not None}
-        return suited._replace(**given)
+        given = {name: getattr(self, name) for name in ("steps", "num_envs", "rollout_steps")}
+        return suited._replace(**{name: value for name, value in given.items() if value is not None})
 
     @property
     def algos(self) -> tuple[str, ...]:

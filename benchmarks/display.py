@@ -72,6 +72,8 @@ class Display:
                 numbers = (
                     f"return {result['sampled']['return']:+.3f}  success {result['sampled']['success']:4.0%}  done"
                 )
+            if "best_score" in line:
+                numbers += f"  best {line['best_score']:.4f}"
             completed = min(line["step"], self._steps)
             self._progress.update(task, completed=completed, numbers=numbers)
             plain.append(f"{cell.algo} seed {cell.seed}: {completed:,}/{self._steps:,} steps, {numbers}")

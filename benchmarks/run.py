@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,7 @@ from rich.console import Console
 from benchmarks.cell import Cell, run_cell
 from benchmarks.config import BenchmarkConfig, parse_variant
 from benchmarks.display import Display
+from benchmarks.programs import write_programs, wrote_programs
 from benchmarks.report import draw_curves, summarise, write_tables
 from benchmarks.transfer import write_transfer
 from trainers.agents.common import ADAPTER_FOLDER
@@ -35,9 +36,8 @@ _PACKAGES = ("lang-envs", "torch", "transformers", "peft", "gymnasium", "numpy",
 def run(config: BenchmarkConfig) -> Path:
     """Run a benchmark from its beginning; returns its folder."""
     config.check()
-    config = replace(
-        config, steps=config.usual.steps, num_envs=config.usual.num_envs
-    )  # so that going on later goes on alike
+    usual = config.usual  # in force from now on, so that going on later goes on alike
+    config = replace(config, steps=usual.steps, num_envs=usual.num_envs, rollout_steps=usual.rollout_steps)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     names = "+".join(dict.fromkeys(parse_variant(algo)[0].rpartition(":")[2] for algo in config.algos))
     folder = config.runs_dir / f"{config.env.rpartition(':')[2]}-{names}-{stamp}"
@@ -60,13 +60,33 @@ def resume(folder: Path) -> Path:
     return _run_cells(BenchmarkConfig.load(folder / CONFIG_FILE), folder)
 
 
+def tabulate_programs(folders: Sequence[Path], output: Path) -> None:
+    """One table of the programs of several finished runs.
+
+    Raises
+    ------
+    ValueError
+        If there is no folder, or one that is not that of a benchmark which wrote programs and is done.
+    """
+    runs = []
+    for folder in folders:
+        if not (folder / CONFIG_FILE).is_file():
+            raise ValueError(f"{folder} is no benchmark's folder: it has no {CONFIG_FILE}")
+        config = BenchmarkConfig.load(folder / CONFIG_FILE)
+        cells = cells_of(config, folder)
+        if unfinished := [cell.path for cell in cells if cell.result is None]:
+            raise ValueError(f"{unfinished[0]} is not finished: make bench RESUME={folder}")
+        if not wrote_programs(cells):
+            raise ValueError(f"in {folder} no programs were written")
+        runs.append((config, cells))
+    if not runs:
+        raise ValueError("name the folders of one or more runs")
+    write_programs(runs, output, Console())
+
+
 def _run_cells(config: BenchmarkConfig, folder: Path) -> Path:
     console = Console()
-    cells = [
-        Cell(folder, algo, seed)
-        for algo in config.algos
-        for seed in range(config.first_seed, config.first_seed + config.seeds)
-    ]
+    cells = cells_of(config, folder)
     waiting = [cell for cell in cells if cell.result is None]
     workers = min(config.workers or _default_workers(config), len(waiting)) if waiting else 0
     console.print(
@@ -83,6 +103,8 @@ def _run_cells(config: BenchmarkConfig, folder: Path) -> Path:
         raise
     summary = summarise(config, cells)
     write_tables(summary, folder, console)
+    if wrote_programs(cells):
+        write_programs([(config, cells)], folder, console)
     if config.transfer:
         write_transfer(config, cells, folder, console)
     figure = draw_curves(config, cells, summary, folder / "curves.png")
@@ -92,6 +114,12 @@ def _run_cells(config: BenchmarkConfig, folder: Path) -> Path:
         console.print(f"adapter (PEFT): {adapter}", soft_wrap=True)
     console.print(f"done in {time.monotonic() - started:.0f} s")
     return folder
+
+
+def cells_of(config: BenchmarkConfig, folder: Path) -> list[Cell]:
+    """The runs of a benchmark, whether they are done or not."""
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    return [Cell(folder, algo, seed) for algo in config.algos for seed in seeds]
 
 
 def _run_in_processes(config: BenchmarkConfig, cells: list[Cell], workers: int, display: Display) -> None:

@@ -96,6 +96,10 @@ class LanguageEnv(gym.Env[str, str]):
         """Indices of the phrases that can be said now; all of them unless a world says otherwise."""
         return tuple(range(len(self.action_names)))
 
+    def random_text(self, rng: np.random.Generator) -> str:
+        """What a random policy says in a world where any text is an action."""
+        raise NotImplementedError
+
     def suit(self, tokenizer: Tokenizer) -> None:
         """Learn with which tokenizer this world is going to be read, where that matters to how it speaks."""
 

@@ -57,6 +57,8 @@ class Rollout:
         False where a vector environment in NEXT_STEP mode used the step to reset: no decision counts there.
     final : dict
         For every truncated (t, n) the observation and info that the episode ended in.
+    outcomes : list of T lists of N
+        What the world said of each step: its info, or the final info of an episode that ended with it.
     last_observations : int64 array (N, L)
         What follows the last step; ``last_infos`` likewise.
     episodes : list of Episode
@@ -74,6 +76,7 @@ class Rollout:
     last_observations: np.ndarray
     last_infos: list[dict[str, Any]]
     final: dict[tuple[int, int], tuple[np.ndarray, dict[str, Any]]] = field(default_factory=dict)
+    outcomes: list[list[dict[str, Any]]] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)
 
     @property

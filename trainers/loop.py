@@ -20,12 +20,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from lang_envs import make_vec
-from trainers.agent import Agent, Episode, Player
+from trainers.agent import Agent, Episode, Player, Rollout
 from trainers.agents.common import world_attribute
-from trainers.checkpoint import LAST, load_checkpoint, save_checkpoint
+from trainers.checkpoint import LAST, load_checkpoint, save_checkpoint, write_atomically
 from trainers.rollout import Situation, autoreset_mode, begin, collect
 
 METRICS_FILE = "metrics.jsonl"
+BEST_PROGRAM_FILE = "best_program.py"
 CHECKPOINTS_FOLDER = "checkpoints"
 RECENT_EPISODES = 20
 _TIME_LIMIT_COUNTER = "_elapsed_steps"
@@ -46,6 +47,7 @@ class Progress:
     iteration: int = 0
     episodes: int = 0
     best: float = -math.inf
+    best_score: float = -math.inf
     recent: deque[Episode] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     metrics_bytes: int = 0
     environments: dict[str, list[Any]] | None = None
@@ -89,8 +91,9 @@ def train(
     total_steps : int
         Steps of single environments, those that only reset not counted.
     run_dir : path, optional
-        Gets ``metrics.jsonl`` (a line per iteration), TensorBoard events (where tensorboard is installed) and
-        ``checkpoints/last`` and ``checkpoints/best`` (by the mean return of the last 20 episodes).
+        Gets ``metrics.jsonl`` (a line per iteration), TensorBoard events (where tensorboard is installed),
+        ``checkpoints/last`` and ``checkpoints/best`` (by the mean return of the last 20 episodes) and, of worlds in
+        which programs are written, the best so far as ``best_program.py``.
     seed : int
         Of the environments; the n-th gets ``seed + n``.
     rollout_steps : int
@@ -146,6 +149,7 @@ def train(
                 "iteration": progress.iteration,
                 "episodes": progress.episodes,
                 **_summary(rollout.episodes, progress.recent),
+                **_programs(rollout, progress, folder),
             }
             _refuse_collapse(line)
             timing = {"rollout_seconds": collected - started, "learn_seconds": finished - collected}
@@ -204,6 +208,27 @@ def _summary(episodes: list[Episode], recent: deque[Episode]) -> dict[str, float
             found[f"{prefix}return"] = float(np.mean([episode.discounted_return for episode in group]))
             found[f"{prefix}success"] = float(np.mean([episode.success for episode in group]))
             found[f"{prefix}length"] = float(np.mean([episode.length for episode in group]))
+    return found
+
+
+def _programs(rollout: Rollout, progress: Progress, folder: Path | None) -> dict[str, float]:
+    """Means over the programs of a rollout, where programs are what is written; the best of all is kept."""
+    rows = zip(rollout.outcomes, rollout.valid, strict=True)
+    outcomes = [outcome for row, valid in rows for outcome, counts in zip(row, valid, strict=True) if counts]
+    if not any("works" in outcome for outcome in outcomes):
+        return {}
+    working = [outcome for outcome in outcomes if outcome["works"]]
+    found = {"reward": float(rollout.rewards[rollout.valid].mean()), "works": len(working) / len(outcomes)}
+    if working:
+        found["score"] = float(np.mean([outcome["score"] for outcome in working]))
+        best = max(working, key=lambda outcome: outcome["score"])
+        if best["score"] > progress.best_score:
+            progress.best_score = best["score"]
+            if folder is not None:
+                note = f"# Found by step {progress.step}.\n"
+                write_atomically(folder / BEST_PROGRAM_FILE, best["script"] + note)
+    if progress.best_score > -math.inf:
+        found["best_score"] = progress.best_score
     return found
 
 

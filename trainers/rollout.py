@@ -68,6 +68,7 @@ def collect(
     space = token_space(envs.single_action_space)
     decisions: list[list[Decision]] = []
     infos: list[list[dict[str, Any]]] = []
+    outcomes: list[list[dict[str, Any]]] = []
     columns: dict[str, list[np.ndarray]] = {
         name: [] for name in ("observations", "rewards", "durations", "terminated", "truncated", "valid")
     }
@@ -97,6 +98,7 @@ def collect(
             columns[name].append(np.array(value))
         decisions.append(row)
         infos.append(situation.infos)
+        outcomes.append(outcome_infos)
         for n in np.flatnonzero(truncated):
             last = next_infos[n]["final_obs"] if mode is AutoresetMode.SAME_STEP else observations[n]
             final[t, int(n)] = (np.array(last), outcome_infos[n])
@@ -112,6 +114,7 @@ def collect(
         last_observations=situation.observations,
         last_infos=situation.infos,
         final=final,
+        outcomes=outcomes,
         episodes=episodes,
     )
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from lang_envs.core import LanguageEnv, Transition
 from lang_envs.datascicoding.datasets import Dataset, load_dataset
+from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import STYLES, Attempt, attempt, function_of, prompt, style_for
-from lang_envs.datascicoding.scoring import Score, Scorer, shared_scorer
+from lang_envs.datascicoding.scoring import Score, Scorer, script_of, shared_scorer
 from lang_envs.sandbox import Limits
 from lang_envs.tokenizer import Tokenizer
 
@@ -55,8 +56,9 @@ class DataSciCodingEnv(LanguageEnv):
 
     Information
     -----------
-    After a step ``works``, ``success`` (the same), ``score`` and ``score_std`` (where it works), ``error``, ``status``
-    (see :class:`lang_envs.sandbox.Result`), ``program`` (the whole definition), ``sandbox`` (its tier).
+    After a step ``works``, ``success`` (the same), ``error``, ``status`` (see :class:`lang_envs.sandbox.Result`),
+    ``program`` (the whole definition), ``sandbox`` (its tier); of a program that works also ``score``, ``score_std``
+    and ``script``, the program as a file that scores itself with scikit-learn.
 
     Arguments
     ---------
@@ -120,6 +122,7 @@ class DataSciCodingEnv(LanguageEnv):
         if isinstance(max_programs, bool) or not isinstance(max_programs, int) or max_programs < 1:
             raise ValueError(f"max_programs={max_programs!r} must be a whole number of at least 1")
         self.dataset = load_dataset(dataset) if isinstance(dataset, str) else dataset
+        self._name = dataset if isinstance(dataset, str) else None
         self.max_programs = max_programs
         self.prompt_style = prompt_style or "completion"
         self._style_is_chosen = prompt_style is not None
@@ -137,6 +140,10 @@ class DataSciCodingEnv(LanguageEnv):
             self.prompt_style = style_for(tokenizer)
         elif self.prompt_style == "infill" and not tokenizer.infill:
             raise ValueError(f"prompt_style='infill': the tokenizer {tokenizer.name!r} has no infill markers")
+
+    def random_text(self, rng: np.random.Generator) -> str:
+        """A program of :mod:`lang_envs.datascicoding.programs`."""
+        return random_program(rng)
 
     def _start(self, options: dict[str, Any]) -> None:
         self._written = 0
@@ -174,7 +181,8 @@ class DataSciCodingEnv(LanguageEnv):
         }
         over = self._written >= self.max_programs
         if score.mean is not None:
-            info |= {"score": score.mean, "score_std": score.std}
+            script = script_of(function, self.dataset, score, self._name)
+            info |= {"score": score.mean, "score_std": score.std, "script": script}
             return Transition(score.mean, terminated=True, truncated=False, info=info)
         return Transition(-1.0, terminated=False, truncated=over, info=info)
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from lang_envs.datascicoding.datasets import Dataset
-from lang_envs.sandbox import Limits, Result, SandboxError, shared_sandbox
+from lang_envs.sandbox import Limits, Result, shared_sandbox
 
 REPETITIONS = 5
 _REMEMBERED = 100_000
@@ -235,6 +235,48 @@ def shared_scorer(
         return found
 
 
+_SCRIPT = '''"""ROC AUC {mean:.4f} ± {std:.4f} on {title}: a program written by an agent in the world DataSciCoding.
+
+Run alone, it scores itself with scikit-learn, without the sandbox.
+"""
+
+import random
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import train_test_split
+
+from lang_envs.datascicoding import load_dataset
+
+
+{function}
+
+
+if __name__ == "__main__":
+    data = load_dataset({name!r})
+    scores = []
+    for seed in range({repetitions}):
+        x_train, x_test, y_train, y_test = train_test_split(data.x, data.y, test_size=0.5, random_state=seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        found = build_model(x_train, y_train).predict_proba(x_test)
+        scores.append(roc_auc_score(y_test, found[:, 1] if found.shape[1] == 2 else found, multi_class="ovo"))
+    print(f"ROC AUC {{np.mean(scores):.4f}} ± {{np.std(scores):.4f}}")
+'''
+
+
+def script_of(function: str, dataset: Dataset, score: Score, name: str | None) -> str:
+    """A program as a file that can be run on its own; ``name`` is what :func:`load_dataset` knows its data by."""
+    return _SCRIPT.format(
+        mean=score.mean,
+        std=score.std,
+        title=dataset.title,
+        function=function,
+        name=name or dataset.name,
+        repetitions=REPETITIONS,
+    )
+
+
 def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent)
@@ -245,4 +287,3 @@ def _write(file: Path, text: str) -> None:
 
 _shared: weakref.WeakValueDictionary[tuple[Any, ...], Scorer] = weakref.WeakValueDictionary()
 _sharing = threading.Lock()
-__all__ = ["SandboxError", "Score", "Scorer", "check_probabilities", "roc_auc", "shared_scorer", "split"]

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 import lang_envs
 from lang_envs import WORLDS, LanguageEnv, TokenEnv, TokenSequence
 
-IDS = sorted(WORLDS)
+IDS = sorted(name for name, world in WORLDS.items() if world.finite)
 TOMATO = "Overcooked-tomato-salad-v0"
 
 

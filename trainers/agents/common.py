@@ -91,6 +91,8 @@ class PPOAgent(ABC):
     """What a unit is: ``"token"`` or ``"action"``."""
 
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
+        if not world_attribute(envs, "action_names"):
+            settings.setdefault("behaviour", "free")
         resolved = resolve(self.settings_type, model, settings)
         self.gamma = float(world_attribute(envs, "discount")) if resolved.gamma is None else resolved.gamma
         self.settings = resolved = replace(resolved, gamma=self.gamma)

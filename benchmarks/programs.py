@@ -1,0 +1,101 @@
+"""What programs agents wrote: the best of them, and what the last ones were worth, beside published numbers.
+
+``python -m benchmarks programs runs/a runs/b`` puts the runs of several data sets into one table.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.cell import Cell
+from benchmarks.config import BenchmarkConfig
+from benchmarks.presets import PAPER_PROGRAMS
+from benchmarks.report import read_metrics
+from benchmarks.statistics import bootstrap_mean
+from trainers.checkpoint import write_atomically
+from trainers.loop import BEST_PROGRAM_FILE
+
+_LAST = 0.9
+_HEADER = ("data set", "by", "seeds", "best program", "in runs", "last tenth: reward", "programs that work")
+_NOTE = (
+    "ROC AUC on five random splits in halves. 'best program' is the best of all that an agent's runs wrote, 'in runs' "
+    "the mean over the runs of each one's best, with the range: maxima over many programs, scored on the very splits on "
+    "which they were chosen. 'last tenth' is the mean reward (−1 for a program that fails) over the last tenth of each "
+    "run's decisions, with its 95 % interval (bootstrap over seeds, and over the rollouts of each). The paper's rows are "
+    "table 4 of arXiv 2405.15821: CodeLLaMA-7B, 10,000 decisions, and the CAAFE results it gives. Model, rows, splits "
+    "and classifiers are not the same, so those rows say what is usual on a set and not who is better."
+)
+
+
+def wrote_programs(cells: list[Cell]) -> bool:
+    """Whether programs are what these runs wrote."""
+    return any((cell.path / BEST_PROGRAM_FILE).exists() for cell in cells)
+
+
+def write_programs(runs: list[tuple[BenchmarkConfig, list[Cell]]], folder: Path, console: Console) -> None:
+    """Print the table, and write it as ``programs.md`` and, with every seed's numbers, as ``programs.json``."""
+    rows: list[tuple[str, ...]] = []
+    found: dict[str, dict[str, Any]] = {}
+    for config, cells in runs:
+        name = _data_set(config)
+        for algo in config.algos:
+            standing = _standing([cell for cell in cells if cell.algo == algo])
+            found.setdefault(name, {})[algo] = standing
+            rows.append((name, algo, *_format(standing)))
+    for name in found:
+        if published := PAPER_PROGRAMS.get(name):
+            rows += [(name, by, "", f"{score:.4f}", "", "", "") for by, score in published.items()]
+    rows.sort(key=lambda row: list(found).index(row[0]))
+    table = Table(title="Programs", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in _HEADER:
+        table.add_column(column, justify="left" if column in _HEADER[:2] else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    lines = [_NOTE, "", "| " + " | ".join(_HEADER) + " |", "|" + "---|" * len(_HEADER)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    write_atomically(folder / "programs.md", "\n".join(lines) + "\n")
+    write_atomically(folder / "programs.json", json.dumps({"note": _NOTE, "sets": found}, indent=2) + "\n")
+    console.print(f"table: {folder / 'programs.md'}", soft_wrap=True)
+
+
+def _data_set(config: BenchmarkConfig) -> str:
+    given = config.env_options.get("dataset")
+    return str(given or config.env.rpartition(":")[2].removeprefix("DataSciCoding-").removesuffix("-v0"))
+
+
+def _standing(cells: list[Cell]) -> dict[str, Any]:
+    """Of one agent in one world: the best program, the best of each seed, means of the last tenth."""
+    curves = {cell.seed: read_metrics(cell) for cell in cells}
+    best = {seed: lines[-1].get("best_score") for seed, lines in curves.items()}
+    last = [[line for line in lines if line["step"] > _LAST * lines[-1]["step"]] for lines in curves.values()]
+    shortest = min(map(len, last))
+    standing: dict[str, Any] = {"best_of_seeds": best}
+    for measure in ("reward", "works"):
+        values = [[line[measure] for line in lines[-shortest:]] for lines in last]
+        standing[measure] = bootstrap_mean(values)._asdict()
+    scored = {seed: score for seed, score in best.items() if score is not None}
+    if scored:
+        champion = max(scored, key=lambda seed: scored[seed])
+        standing["best"] = scored[champion]
+        standing["program"] = next(c.path / BEST_PROGRAM_FILE for c in cells if c.seed == champion).read_text()
+    return standing
+
+
+def _format(standing: dict[str, Any]) -> tuple[str, ...]:
+    scores = [score for score in standing["best_of_seeds"].values() if score is not None]
+    reward, works = standing["reward"], {key: 100 * share for key, share in standing["works"].items()}
+    return (
+        str(len(standing["best_of_seeds"])),
+        f"{standing['best']:.4f}" if scores else "none works",
+        f"{sum(scores) / len(scores):.4f} ({min(scores):.4f} … {max(scores):.4f})" if scores else "",
+        f"{reward['mean']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}]",
+        f"{works['mean']:.0f}% [{works['low']:.0f}, {works['high']:.0f}]",
+    )
