@@ -24,14 +24,14 @@ from trainers.loop import BEST_PROGRAM_FILE
 
 _LAST = 0.9
 _HEADER = ("data set", "by", "seeds", "best program", "in runs", "last tenth: reward", "programs that work")
-_NOTE = (
-    "ROC AUC on five random splits in halves. 'best program' is the best of all that an agent's runs wrote, 'in runs' "
-    "the mean over the runs of each one's best, with the range: maxima over many programs, scored on the very splits on "
-    "which they were chosen. 'last tenth' is the mean reward (−1 for a program that fails) over the last tenth of each "
-    "run's decisions, with its 95 % interval (bootstrap over seeds, and over the rollouts of each). The paper's rows are "
-    "table 4 of arXiv 2405.15821: CodeLLaMA-7B, 10,000 decisions, and the CAAFE results it gives. Model, rows, splits "
-    "and classifiers are not the same, so those rows say what is usual on a set and not who is better."
-)
+_NOTE = """
+ROC AUC on five random splits in halves. "Best program" is the best of all that an agent's runs wrote, "in runs" the
+mean over the runs of each one's best, with the range: maxima over many programs, scored on the splits on which they
+were chosen. "Last tenth" is the mean reward (−1 for a program that fails) over the last tenth of a run's decisions,
+with its 95 % interval (bootstrap over seeds, and over the rollouts of each). Paper: table 4 of arXiv 2405.15821,
+CodeLLaMA-7B and 10,000 decisions, with the CAAFE results it gives. Model, rows, splits and classifiers are not the
+same, so those rows say what is usual on a set and not who is better.
+""".strip().replace("\n", " ")
 
 
 def wrote_programs(cells: list[Cell]) -> bool:

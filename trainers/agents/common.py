@@ -54,7 +54,8 @@ class Memory:
 class Batch:
     """The B decisions of a rollout, as tensors over U units: tokens, or one unit for the whole action.
 
-    ``decisions`` are their memories; the tensors have shape (B, U), ``features`` (B, U, hidden).
+    ``decisions`` are their memories; the tensors have shape (B, U), but for ``features`` (M, hidden): one row for each
+    distinct node of a question, to which ``nodes`` points.
     """
 
     decisions: list[Memory]
@@ -63,6 +64,7 @@ class Batch:
     old_values: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
+    nodes: torch.Tensor
     features: torch.Tensor
 
 
@@ -298,7 +300,9 @@ class PPOAgent(ABC):
 
     def _critic_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics) -> None:
         settings, mask = self.settings, batch.mask[rows]
-        values = self.policy.critic(batch.features[rows])[..., 0]
+        # In a world of few situations most units stand at the same nodes, whose value is computed once.
+        nodes, where = torch.unique(batch.nodes[rows], return_inverse=True)
+        values = self.policy.critic(batch.features[nodes])[..., 0][where]
         loss = ppo.clipped_value_loss(values, batch.old_values[rows], batch.returns[rows], mask, settings.clip)
         loss = settings.value_coefficient * loss / mask.sum()
         self._critic_optimizer.zero_grad(set_to_none=True)
@@ -342,16 +346,30 @@ class PPOAgent(ABC):
         device = self.language_model.device
         where = np.argwhere(rollout.valid)
         decisions = [memories[t][i] for t, i in where]
-        features = torch.zeros((len(where), width, self.language_model.hidden_size), device=device)
+        nodes = np.zeros((len(where), width), dtype=np.int64)
+        features: list[torch.Tensor] = []
+        first_rows: dict[int, int] = {}
         for row, (t, i) in enumerate(where):
-            nodes = torch.from_numpy(units[t][i][0]).to(device)
-            features[row, : len(nodes)] = memories[t][i].assessment.features[nodes]
+            assessment = memories[t][i].assessment
+            if id(assessment) not in first_rows:
+                first_rows[id(assessment)] = sum(map(len, features))
+                features.append(assessment.features)
+            nodes[row, : len(units[t][i][0])] = first_rows[id(assessment)] + units[t][i][0]
 
         def flat(array: np.ndarray) -> torch.Tensor:
             rows = array[rollout.valid]
             return torch.from_numpy(rows if rows.dtype == bool else rows.astype(np.float32)).to(device)
 
-        return Batch(decisions, flat(mask), flat(log_probs), flat(values), flat(advantages), flat(returns), features)
+        return Batch(
+            decisions,
+            flat(mask),
+            flat(log_probs),
+            flat(values),
+            flat(advantages),
+            flat(returns),
+            torch.from_numpy(nodes).to(device),
+            torch.cat(features),
+        )
 
     def _next_values(self, rollout: Rollout, memories: list[list[Memory]]) -> np.ndarray:
         """The value of what follows each step, before any token is said: float64 array (T, N)."""
