@@ -52,7 +52,8 @@ _ENVIRONMENT = {
     # joblib runs everything in sequence, whatever n_jobs says
     "JOBLIB_MULTIPROCESSING": "0",
 }
-_PATH = re.compile(r"(?<![\w:/.<])(?:/[^\s/'\"<>:;,()]+)+/([^\s/'\"<>:;,()]*)|(?<![\w:/.<])/([^\s/'\"<>:;,()]+)")
+_PATH = re.compile(rf"/(?:{'|'.join(re.escape(path.name) for path in Path('/').iterdir())})(?:/[^\s/'\"<>:;,()]*)*")
+"""From a folder of this machine's root onwards."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class _Worker:
             return "timeout", None, f"the program took longer than {limits.wall_seconds:g} s"
         if kind == protocol.EXITED:
             return "error", None, "the program ended its process without a result"
-        if code in (signal.SIGXCPU, signal.SIGKILL) and cpu >= limits.cpu_seconds:
+        if code == signal.SIGXCPU or (code == signal.SIGKILL and cpu >= limits.cpu_seconds):
             return "cpu limit", None, f"the program took more than {limits.cpu_seconds:g} s of processor time"
         if code == signal.SIGKILL:
             raise _Broken("the program's process was killed from outside, as when the machine runs out of memory")
@@ -456,7 +457,7 @@ def shared_sandbox(mode: str = "auto", max_workers: int = 1) -> Sandbox:
 
 def clean_error(text: str) -> str:
     """A program's error without paths of the machine and unprintable characters, at most 1 KiB of UTF-8."""
-    text = _PATH.sub(lambda match: match[1] or match[2], text)
+    text = _PATH.sub(lambda path: path[0].rstrip("/").rpartition("/")[2], text)
     text = "".join(character if character.isprintable() or character == "\n" else " " for character in text)
     return text.strip().encode()[-protocol.ERROR_BYTES :].decode(errors="ignore")
 

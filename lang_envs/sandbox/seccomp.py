@@ -14,7 +14,9 @@ _KILL, _ALLOW = 0x80000000, 0x7FFF0000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0o20000000  # the last: O_TMPFILE
+_PATH, _TEMPORARY = 0o10000000, 0o20000000
+_REFUSED = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _TEMPORARY | _PATH
+"""Of a file to open: to write it, or to hold it without reading, which Landlock does not see."""
 _FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: no locks, leases or signals
 
 Instruction = tuple[int, int, int, int]
@@ -65,7 +67,7 @@ def _answer(name: str) -> list[Instruction]:
         return _refuse(syscalls.ANSWERED[name])
     if name in ("open", "openat"):
         flags = _ARGUMENTS + 8 * (1 if name == "open" else 2)
-        test = [(_LOAD, 0, 0, flags), (_AND, 0, 0, _WRITING), (_JUMP_EQ, 0, 1, 0)]
+        test = [(_LOAD, 0, 0, flags), (_AND, 0, 0, _REFUSED), (_JUMP_EQ, 0, 1, 0)]
         return [*test, *_return(_ALLOW), *_refuse(errno.EROFS)]
     if name == "fcntl":
         tests = [(_JUMP_EQ, len(_FCNTL) - i, 0, command) for i, command in enumerate(_FCNTL)]

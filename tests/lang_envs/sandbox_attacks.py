@@ -1965,13 +1965,13 @@ call("cachestat", file, (ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 5)(), 0)
 # stands nowhere here is stopped by what cannot be left out (a clean environment, a fresh process that cannot be looked
 # into), or needs more than that layers are absent.
 _OPENS_WITHOUT = {
-    "private-root": "4 126 129",
+    "private-root": "4 129",
     "rlimits": "60 70 215 216",
     "seccomp": "41 50 56 58 98 132 138 156 157 163 170 171 172 179 180 186 192 193 194 195 196 197 199 203 204 205"
     " 207 208 209 226 227 266 267 268 274 276 279 280 281 282 283 290 291 295 296 303 320",
     "namespaces+seccomp": "36 175 176",
     "private-root+landlock": "1 2 3 13 37 93 94 95 123 124 125 133 134 139 140 142 143 144 302",
-    "private-root+seccomp": "38 127 128 130 131 153 181",
+    "private-root+seccomp": "38 126 127 128 130 131 153 181",
     "uid+seccomp": "17 18 40 42 43 44 48 53 59 99 100 101 102 103 158 159 160 161 162 173 182 213 218 285 292 293 294"
     " 298 304",
     "landlock+seccomp": "35",
