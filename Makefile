@@ -16,8 +16,10 @@ OPTIONS = $(if $(ALGO),--algo '$(ALGO)') $(if $(ENV),--env $(ENV)) $(if $(MODEL)
 
 UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"VirtualHome-{task}-v0" for task in tasks))
 
+SETS ?= balance-scale breast-w pharyngitis airlines health-insurance spaceship-titanic
+
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-generalization throughput test lint format clean
+.PHONY: help setup bench bench-generalization bench-datascicoding throughput test lint format clean
 
 help:
 	@echo "make bench        compare agents; sets up what it needs, draws curves and a table into runs/"
@@ -30,6 +32,8 @@ help:
 	@echo "    RESUME=runs/...          go on with a run that was stopped"
 	@echo "make bench-generalization"
 	@echo "                  train on food preparation, then play eight household tasks nothing was trained on"
+	@echo "make bench-datascicoding"
+	@echo "                  write programs for SETS='balance-scale airlines ...', and put the best into one table"
 	@echo "make test         run the tests"
 	@echo "make throughput   measure the speed of the worlds, of credit, and of packed against naive scoring"
 	@echo "make lint         ruff and mypy"
@@ -53,10 +57,18 @@ bench-generalization: override ENV := VirtualHome-food-preparation-v0
 bench-generalization: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(if $(RESUME),resume $(RESUME),run --transfer $$($(BIN)/python -c '$(UNSEEN)') $(OPTIONS))
 
+bench-datascicoding: ALGO ?= poad,ntpo
+bench-datascicoding: FOLDER := runs/DataSciCoding-$(shell date +%Y%m%d-%H%M%S)
+bench-datascicoding: $(INSTALLED)
+	set -e; for name in $(SETS); do \
+		$(BIN)/python -m benchmarks run --env DataSciCoding-$$name-v0 --runs-dir $(FOLDER) $(OPTIONS); done
+	$(BIN)/python -m benchmarks programs $(FOLDER)/*/ --output $(FOLDER)
+
 throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.worlds
 	$(BIN)/python -m benchmarks.throughput.credit
 	$(BIN)/python -m benchmarks.throughput.scoring
+	$(BIN)/python -m benchmarks.throughput.sandbox
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)

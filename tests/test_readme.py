@@ -25,10 +25,17 @@ def block(containing: str) -> str:
 
 
 def test_the_world_is_played_as_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(block('interface="text"'), {})
+    exec(block('print(info["available_actions"])'), {})
     shown = capsys.readouterr().out
     assert "Make a tomato salad. You stand at a counter." in shown
     assert "('get the tomato', 'get the bowl'" in shown
+
+
+def test_a_program_is_scored_as_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    code = block("DataSciCoding-balance-scale-v0")
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines()[-1] == re.findall(r"print\(f.*?# (0\.\d+)", code)[0]
 
 
 def test_the_readmes_agent_passes_the_check_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

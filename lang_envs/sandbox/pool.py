@@ -269,9 +269,13 @@ class _Worker:
             self._receive(protocol.ENDING.size, time.monotonic() + _GRACE_SECONDS)
 
     def close(self) -> None:
+        """End the zygote and whatever it has forked: it sees that this end is closed, and takes all with it."""
         self.control.close()
-        self.process.kill()
-        self.process.wait()
+        try:
+            self.process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 class Sandbox:

@@ -168,14 +168,16 @@ class OneTokenPhrases(LanguageEnv):
         return self.text_parts[0][self.time % 2]
 
 
-def test_a_world_without_phrases_asks_for_free_text() -> None:
+def test_a_world_without_phrases_gets_free_text_and_nothing_else() -> None:
     class Anything(OneTokenPhrases):
         action_names = ()
         text_parts = None
 
     env = TokenEnv(Anything())
-    with pytest.raises(ValueError, match="use behaviour='free'"):
-        trainers.make("poad", env)
+    for name in LEARNERS:
+        assert trainers.make(name, env).settings.behaviour == "free"
+    with pytest.raises(ValueError, match="behaviour='trie' needs phrases to choose from; use behaviour='free' here"):
+        trainers.make("poad", env, behaviour="trie")
 
 
 def test_a_reward_that_is_no_number_is_named() -> None:

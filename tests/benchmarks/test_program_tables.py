@@ -1,0 +1,66 @@
+"""The table of programs, from runs made by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.cell import RESULT_FILE
+from benchmarks.config import BenchmarkConfig
+from benchmarks.programs import write_programs
+from benchmarks.run import CONFIG_FILE, cells_of, tabulate_programs
+
+ENV = "DataSciCoding-breast-w-v0"
+
+
+def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None]) -> BenchmarkConfig:
+    """A finished run of 20 iterations, in which seed s earns s in its last two and −1 before."""
+    algos = list(dict.fromkeys(algo for algo, _ in best))
+    config = BenchmarkConfig(algo=",".join(algos), env=env, seeds=len(best) // len(algos))
+    folder.mkdir(parents=True)
+    config.save(folder / CONFIG_FILE)
+    for cell in cells_of(config, folder):
+        cell.path.mkdir(parents=True)
+        score = best[cell.algo, cell.seed]
+        lines = [
+            {"step": 10 * k, "reward": cell.seed if k > 18 else -1, "works": 0.5 if k > 18 else 0}
+            | ({} if score is None else {"best_score": score})
+            for k in range(1, 21)
+        ]
+        (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (cell.path / RESULT_FILE).write_text("{}")
+        if score is not None:
+            (cell.path / "best_program.py").write_text(f"score = {score}")
+    return config
+
+
+def test_best_programs_and_the_last_tenth_stand_beside_published_numbers(tmp_path: Path) -> None:
+    best = {("poad", 0): 0.9, ("poad", 1): 0.95, ("ntpo", 0): None, ("ntpo", 1): 0.8}
+    config = write_run(tmp_path / "run", ENV, best)
+    write_programs([(config, cells_of(config, tmp_path / "run"))], tmp_path, Console(quiet=True))
+    found = json.loads((tmp_path / "programs.json").read_text())["sets"]["breast-w"]
+    assert found["poad"]["best"] == 0.95 and found["poad"]["program"] == "score = 0.95"
+    assert found["poad"]["reward"] == {"mean": 0.5, "low": 0.0, "high": 1.0}
+    assert found["ntpo"]["works"]["mean"] == 0.5
+    assert found["ntpo"]["best_of_seeds"] == {"0": None, "1": 0.8}
+    text = (tmp_path / "programs.md").read_text()
+    assert "| breast-w | poad | 2 | 0.9500 | 0.9250 (0.9000 … 0.9500) | 0.500 [0.000, 1.000] | 50% [50, 50] |" in text
+    assert "| breast-w | ntpo | 2 | 0.8000 | 0.8000 (0.8000 … 0.8000) |" in text
+    for row in ("paper, POAD |  | 0.9981", "CAAFE, GPT-3.5 |  | 0.9809", "CAAFE, GPT-4 |  | 0.9809"):
+        assert f"| breast-w | {row} |" in text
+
+
+def test_several_runs_make_one_table_and_unfinished_ones_are_named(tmp_path: Path) -> None:
+    for name, env in (("a", ENV), ("b", "DataSciCoding-airlines-v0")):
+        write_run(tmp_path / name, env, {("poad", 0): 0.6})
+    tabulate_programs([tmp_path / "a", tmp_path / "b"], tmp_path)
+    rows = [line for line in (tmp_path / "programs.md").read_text().splitlines() if "| poad |" in line]
+    assert [row.split(" | ")[0] for row in rows] == ["| breast-w", "| airlines"]
+    (tmp_path / "b" / "poad" / "seed-0" / RESULT_FILE).unlink()
+    with pytest.raises(ValueError, match="seed-0 is not finished: make bench RESUME="):
+        tabulate_programs([tmp_path / "a", tmp_path / "b"], tmp_path)
+    with pytest.raises(ValueError, match="it has no config"):
+        tabulate_programs([tmp_path], tmp_path)
+    with pytest.raises(ValueError, match="name the folders"):
+        tabulate_programs([], tmp_path)

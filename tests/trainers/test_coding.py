@@ -1,0 +1,109 @@
+"""Worlds in which programs are written: what training keeps of them; agents that write free text in the real one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lang_envs
+import trainers
+from lang_envs import LanguageEnv, TokenEnv, Transition
+from trainers.rollout import begin, collect
+
+CODING = "DataSciCoding-balance-scale-v0"
+
+
+class Workshop(LanguageEnv):
+    """Every third answer works, and the n-th in all scores ``scores[n]``."""
+
+    scores = (0.3, 0.7, 0.5, 0.9, 0.6, 0.8)
+    _state_fields = ("written",)
+
+    def __init__(self) -> None:
+        super().__init__(max_text_length=40)
+        self.written = 0
+
+    def _start(self, options: dict[str, Any]) -> None:
+        pass
+
+    def _advance(self, action: int | str | None) -> Transition:
+        self.written += 1
+        if self.written % 3:
+            return Transition(-1.0, False, False, {"works": False})
+        score = self.scores[self.written // 3 - 1]
+        info = {"works": True, "success": True, "score": score, "script": f"score = {score}\n"}
+        return Transition(score, True, False, info)
+
+    def _narrate(self) -> str:
+        return "Write something."
+
+    def random_text(self, rng: np.random.Generator) -> str:
+        return str(rng.integers(100))
+
+
+def train(folder: Path, steps: int, **options: Any) -> list[dict[str, Any]]:
+    envs = lang_envs.make_vec(lambda: TokenEnv(Workshop()), 1)
+    return trainers.train(
+        trainers.make("random", envs), envs, steps, run_dir=folder, rollout_steps=3, checkpoint_every=2, **options
+    )
+
+
+def test_training_counts_programs_and_keeps_the_best(tmp_path: Path) -> None:
+    lines = train(tmp_path, 18)
+    assert [line["score"] for line in lines] == list(Workshop.scores)
+    assert [line["best_score"] for line in lines] == [0.3, 0.7, 0.7, 0.9, 0.9, 0.9]
+    assert all(line["works"] == pytest.approx(1 / 3) for line in lines)
+    assert lines[1]["reward"] == pytest.approx((-1 - 1 + 0.7) / 3)
+    assert (tmp_path / "best_program.py").read_text() == "score = 0.9\n# Found by step 12.\n"
+
+
+def test_a_run_that_goes_on_still_knows_its_best_program(tmp_path: Path) -> None:
+    train(tmp_path, 12)
+    lines = train(tmp_path, 18, resume=True)
+    assert [line["best_score"] for line in lines] == [0.9, 0.9]
+    assert (tmp_path / "best_program.py").read_text() == "score = 0.9\n# Found by step 12.\n"
+
+
+def test_a_world_in_which_nothing_works_has_no_best_program(tmp_path: Path) -> None:
+    envs = lang_envs.make_vec(lambda: TokenEnv(Workshop()), 1)
+    lines = trainers.train(trainers.make("random", envs), envs, 2, run_dir=tmp_path, rollout_steps=2)
+    assert lines[0]["works"] == 0 and "best_score" not in lines[0]
+    assert not (tmp_path / "best_program.py").exists()
+
+
+@pytest.mark.parametrize("name", ["poad", "ntpo", "twosome"])
+def test_free_text_agents_learn_from_the_ids_that_they_sampled(name: str) -> None:
+    pytest.importorskip("sklearn")
+    envs = lang_envs.make_vec(CODING, 4)
+    agent: Any = trainers.make(name, envs, seed=1, max_action_tokens=24, epochs=1, minibatches=2)
+    rollout = collect(agent, envs, begin(envs, seed=0), 2, discount=0.95)
+    for row in rollout.decisions:
+        for decision in row:
+            (candidate,) = decision.memory.question[1].candidates
+            assert candidate == decision.token_ids
+    first = rollout.decisions[0][0]
+    text = envs.envs[0].get_wrapper_attr("tokenizer").decode(first.token_ids)
+    program = rollout.outcomes[0][0]["program"]
+    shown = [line.strip() for line in text.split("<|end|>")[0].splitlines() if line.strip()]
+    assert all(line in program for line in shown)
+    metrics = agent.learn(rollout)
+    assert np.isfinite(list(metrics.values())).all() and metrics["entropy"] > 0
+    envs.close()
+
+
+def test_the_best_program_of_a_real_run_scores_itself_as_it_was_scored(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    envs = lang_envs.make_vec(CODING, 4)
+    lines = trainers.train(trainers.make("random", envs, seed=3), envs, 16, run_dir=tmp_path, rollout_steps=4)
+    envs.close()
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    printed: list[str] = []
+    namespace["print"] = printed.append
+    exec((tmp_path / "best_program.py").read_text(), namespace)
+    assert printed == [printed[0]] and printed[0].startswith(f"ROC AUC {lines[-1]['best_score']:.4f} ")
+    recorded = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert recorded[-1]["best_score"] == lines[-1]["best_score"]
