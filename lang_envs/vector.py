@@ -23,9 +23,20 @@ class LanguageVectorEnv(SyncVectorEnv):
     def step(self, actions: Any) -> Any:
         for env, action, over in zip(self.envs, iterate(self.action_space, actions), self._autoreset_envs, strict=True):
             resets = over and self.autoreset_mode is AutoresetMode.NEXT_STEP
-            if not resets and env.has_wrapper_attr("anticipate"):
+            if not resets and _hears_what_it_is_told(env):
                 env.get_wrapper_attr("anticipate")(action)
         return super().step(actions)
+
+
+def _hears_what_it_is_told(env: gym.Env) -> bool:
+    """Whether a world can anticipate, and no wrapper around it changes its actions."""
+    if not env.has_wrapper_attr("anticipate"):
+        return False
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.ActionWrapper):
+            return False
+        env = env.env
+    return True
 
 
 def make_vec(

@@ -60,7 +60,7 @@ def test_training_goes_as_shown(
 
 
 def test_the_table_of_worlds_is_complete() -> None:
-    listed = set(re.findall(r"^\| `([A-Za-z]+-[a-z-]+-v\d+)`", README, flags=re.MULTILINE))
+    listed = set(re.findall(r"^\| `([A-Za-z]+-[a-z0-9-]+-v\d+)`", README, flags=re.MULTILINE))
     assert listed == set(WORLDS)
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +25,38 @@ class Dataset:
     """A table of numbers and a class for each row.
 
     ``x`` is float64 of shape ``(rows, features)``, ``y`` int64 of shape ``(rows,)`` with classes from 0; both are
-    read-only. ``title`` is the name for people.
+    read-only. ``title`` is the name for people, a line of at most 100 characters.
+
+    Raises
+    ------
+    ValueError
+        If the arrays are not such a table.
     """
 
     name: str
     title: str
     x: np.ndarray
     y: np.ndarray
+
+    def __post_init__(self) -> None:
+        x, y = np.asarray(self.x), np.asarray(self.y)
+        if x.dtype != np.float64 or x.ndim != 2 or not np.isfinite(x).all():
+            raise ValueError(f"{self.name}: x must be finite float64 numbers (rows, features), not {x.dtype} {x.shape}")
+        if y.dtype != np.int64 or y.shape != x.shape[:1]:
+            raise ValueError(f"{self.name}: y must be int64 of shape ({len(x)},), not {y.dtype} {y.shape}")
+        classes = np.unique(y).tolist()
+        if len(classes) < 2 or classes != list(range(len(classes))):
+            raise ValueError(f"{self.name}: the classes in y must be 0, 1, … and at least two, not {classes[:10]}")
+        if len(self.title) > 100 or not self.title.isprintable():
+            raise ValueError(f"{self.name}: the title must be one line of at most 100 characters: {self.title[:120]!r}")
+        for name, array in (("x", np.ascontiguousarray(x)), ("y", np.ascontiguousarray(y))):
+            array = array.copy() if array.flags.writeable else array
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()  # copies and pickles of arrays can be written to
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
@@ -77,7 +78,7 @@ class DataSciCodingEnv(LanguageEnv):
     sandbox : str
         ``"auto"`` isolates programs or refuses to start; ``"process"`` only gives each a process and limits.
     max_workers : int
-        Programs that run at once, in all worlds of this process together.
+        Programs that run at once, in all worlds of this process that say the same number.
     cache_dir : str, optional
         A folder in which scores are kept from one process to the next.
 
@@ -129,7 +130,7 @@ class DataSciCodingEnv(LanguageEnv):
         rows, features = self.dataset.x.shape
         self._shape = (rows // 2, features)
         self._classes = len(np.unique(self.dataset.y))
-        limits = Limits(wall_seconds=seconds, cpu_seconds=seconds, memory_bytes=memory_mb << 20)
+        limits = Limits(wall_seconds=seconds, cpu_seconds=seconds, memory_bytes=int(memory_mb * 2**20))
         self._scoring = (self.dataset, limits, sandbox, max_workers, cache_dir)
         self._scorer: Scorer | None = shared_scorer(*self._scoring)
         self._begun: dict[str, Future[Score]] = {}
@@ -154,19 +155,22 @@ class DataSciCodingEnv(LanguageEnv):
     def anticipate(self, action: str) -> None:
         """Begin to score a program in the background; the step that says it waits for the score."""
         function = function_of(action)
-        self._begun[function] = self.scorer.submit(function)
+        future = self.scorer.submit(function)
+        self._begun[function] = future
 
     @property
     def scorer(self) -> Scorer:
         """What runs the programs; a copy of this world in another process has its own."""
-        if self._scorer is None:
+        if self._scorer is None or self._scorer.owner != os.getpid():
+            self._begun.clear()
             self._scorer = shared_scorer(*self._scoring)
         return self._scorer
 
     def _advance(self, action: int | str | None) -> Transition:
         assert isinstance(action, str)
         function = function_of(action)
-        score = (self._begun.pop(function, None) or self.scorer.submit(function)).result()
+        scorer = self.scorer
+        score = (self._begun.pop(function, None) or scorer.submit(function)).result()
         self._begun.clear()
         self._written += 1
         self._last_score = score
@@ -177,7 +181,7 @@ class DataSciCodingEnv(LanguageEnv):
             "error": score.error,
             "status": score.status,
             "program": function,
-            "sandbox": self.scorer.tier,
+            "sandbox": scorer.tier,
         }
         over = self._written >= self.max_programs
         if score.mean is not None:

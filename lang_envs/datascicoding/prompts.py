@@ -74,19 +74,25 @@ def function_of(answer: str) -> str:
     A fenced block counts alone. An answer that holds the whole definition is taken as it is. Of a body, lines that
     stand indented are taken as they are, and others are indented as a block; ``return model`` follows.
     """
+    answer = re.sub(r"\r\n?", "\n", answer.encode(errors="replace").decode()).replace("\t", "    ")
     if fenced := _FENCED.search(answer):
         answer = fenced[1]
-    answer = answer.replace("\t", "    ")
-    if _WHOLE.search(answer):
-        return answer.strip("\n")
+    if _WHOLE.search(answer.lstrip()):
+        return answer.strip()
     return f"{HEAD}\n{_body(answer)}\n{TAIL}"
 
 
 def _body(answer: str) -> str:
     first, *rest = answer.strip("\n").rstrip().split("\n")
-    indented = all(line.startswith("    ") for line in rest if line.strip())
-    if first.startswith("    ") and indented:
-        return "\n".join((first, *rest))
-    if rest and indented and not first.rstrip().endswith((":", "(", "[", "{", ",")):
-        return "\n".join(("    " + first.lstrip(), *rest))  # the prompt had indented the first line already
-    return textwrap.indent("\n".join((first.lstrip(), *rest)), "    ")
+    indents = [_indent(line) for line in rest if line.strip()]
+    least = min(indents, default=0)
+    opens = first.partition("#")[0].rstrip().endswith(":")
+    if opens and _indent(first) < least and not (indents[0] >= 8 and least >= 4):
+        least = 0  # what follows is the block of the first line
+    elif least >= 4 > _indent(first):
+        least = 4  # the prompt had indented the first line already
+    return textwrap.indent("\n".join((first.lstrip(), *(line[least:] for line in rest))), "    ")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))

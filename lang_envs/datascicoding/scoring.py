@@ -9,13 +9,17 @@ import hashlib
 import json
 import math
 import os
+import platform
+import queue
 import tempfile
 import threading
-import time
+import warnings
 import weakref
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +50,11 @@ class Score:
     @property
     def works(self) -> bool:
         return self.mean is not None
+
+    @property
+    def certain(self) -> bool:
+        """Whether it would be the same again: what took too long may have met a busy machine."""
+        return self.status not in ("timeout", "cpu limit")
 
 
 @dataclass(frozen=True)
@@ -140,15 +149,20 @@ class Scorer:
     def __init__(
         self, dataset: Dataset, limits: Limits, sandbox: str, max_workers: int, cache_dir: str | None = None
     ) -> None:
+        self.owner = os.getpid()
         self._splits = [split(dataset, seed) for seed in range(REPETITIONS)]
         self._classes = len(np.unique(dataset.y))
         self._limits = limits
         self._sandbox = shared_sandbox(sandbox, max_workers)
-        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="scoring")
+        self._crew = _Crew(max_workers)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Future[Score]] = OrderedDict()
         self._folder = None if cache_dir is None else Path(cache_dir).expanduser()
-        self._identity = json.dumps([dataset.fingerprint, asdict(limits), self._sandbox.tier, REPETITIONS])
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        versions = [platform.python_version(), *(metadata.version(name) for name in ("numpy", "scipy", "scikit-learn"))]
+        self._identity = json.dumps([dataset.fingerprint, asdict(limits), self._sandbox.tier, REPETITIONS, versions])
+        weakref.finalize(self, self._crew.dismiss)
 
     @property
     def tier(self) -> str:
@@ -166,16 +180,25 @@ class Scorer:
             if (known := self._known.get(key)) is not None:
                 self._known.move_to_end(key)
                 return known
-            future = self._known[key] = self._threads.submit(self._look_up_or_run, key, function)
+            future = self._known[key] = self._crew.submit(self._answer, key, function)
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        future.add_done_callback(lambda done: self._forget_unless_certain(key, done))
         return future
 
-    def _forget_unless_certain(self, key: str, done: Future[Score]) -> None:
-        if done.cancelled() or done.exception() is not None or done.result().status in ("timeout", "cpu limit"):
-            with self._lock:
-                self._known.pop(key, None)
+    def _answer(self, key: str, function: str) -> Score:
+        """Look up or run; what must not be remembered is forgotten before anybody can be told."""
+        try:
+            score = self._look_up_or_run(key, function)
+        except BaseException:
+            self._forget(key)
+            raise
+        if not score.certain:
+            self._forget(key)
+        return score
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._known.pop(key, None)
 
     def _look_up_or_run(self, key: str, function: str) -> Score:
         file = None if self._folder is None else self._folder / key[:2] / f"{key}.json"
@@ -185,15 +208,17 @@ class Scorer:
             except (ValueError, TypeError):
                 pass  # cut short by a crash of the machine: made anew below
         score = self._run(function)
-        if file is not None and score.status not in ("timeout", "cpu limit"):
-            _write(file, json.dumps(asdict(score)))
+        if file is not None and score.certain:
+            try:
+                _write(file, json.dumps(asdict(score)))
+            except OSError as error:
+                warnings.warn(f"a score could not be kept in {self._folder}: {error}", stacklevel=2)
         return score
 
     def _run(self, function: str) -> Score:
         areas = []
         left = self._limits.wall_seconds
         for seed, part in enumerate(self._splits):
-            started = time.monotonic()
             limits = replace(self._limits, wall_seconds=left, cpu_seconds=min(self._limits.cpu_seconds, left))
             result = self._sandbox.run(function + "\n" + RUN, part.inputs, limits, seed=seed)
             error, status = self._judge(result, len(part.y_test))
@@ -201,7 +226,7 @@ class Scorer:
                 return Score(None, None, error, status)
             assert result.output is not None
             areas.append(roc_auc(part.y_test, result.output))
-            left -= time.monotonic() - started
+            left -= result.seconds  # what it waited for its turn is not the program's time
             if left <= 0:
                 return Score(None, None, self._too_slow(), "timeout")
         return Score(float(np.mean(areas)), float(np.std(areas)), "", "ok")
@@ -218,42 +243,64 @@ class Scorer:
     def _too_slow(self) -> str:
         return f"TimeoutError: the program took longer than {self._limits.wall_seconds:g} s"
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+
+class _Crew:
+    """Threads that work off a queue. Unlike those of an executor they do not keep the interpreter from ending."""
+
+    def __init__(self, size: int) -> None:
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._queue = queue.SimpleQueue()
+        self._size = size
+        for number in range(size):
+            threading.Thread(target=self._work, args=(self._queue,), name=f"scoring-{number}", daemon=True).start()
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._queue.put((future, call, arguments))
+        return future
+
+    @staticmethod
+    def _work(waiting: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]) -> None:
+        while (job := waiting.get()) is not None:
+            future, call, arguments = job
+            try:
+                future.set_result(call(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+            del job, future, call, arguments  # nothing is kept alive by a thread that waits
+
+    def dismiss(self) -> None:
+        for _ in range(self._size):
+            self._queue.put(None)
 
 
 def shared_scorer(
     dataset: Dataset, limits: Limits, sandbox: str, max_workers: int, cache_dir: str | None = None
 ) -> Scorer:
     """The scorer that all worlds of this process share who ask for the same; it ends with the last of them."""
-    key = (os.getpid(), dataset.fingerprint, limits, sandbox, max_workers, cache_dir)
+    key = (dataset.fingerprint, limits, sandbox, max_workers, cache_dir)
     with _sharing:
         found = _shared.get(key)
         if found is None:
             found = _shared[key] = Scorer(dataset, limits, sandbox, max_workers, cache_dir)
-            weakref.finalize(found, found._threads.shutdown, wait=False, cancel_futures=True)
         return found
 
 
-_SCRIPT = '''"""ROC AUC {mean:.4f} ± {std:.4f} on {title}: a program written by an agent in the world DataSciCoding.
-
-Run alone, it scores itself with scikit-learn, without the sandbox.
-"""
-
-import random
-
-import numpy as np
-from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import train_test_split
-
-from lang_envs.datascicoding import load_dataset
-
+_SCRIPT = '''"""ROC AUC {mean:.4f} ± {std:.4f} on {title}: a program written by an agent in the world DataSciCoding."""
 
 {function}
 
 
-if __name__ == "__main__":
-    data = load_dataset({name!r})
+if __name__ == "__main__":  # it scores itself with scikit-learn, without the sandbox
+    import random
+
+    import numpy as np
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import train_test_split
+
+    from lang_envs.datascicoding import load_dataset
+
+    data = {data}
     scores = []
     for seed in range({repetitions}):
         x_train, x_test, y_train, y_test = train_test_split(data.x, data.y, test_size=0.5, random_state=seed)
@@ -265,15 +312,15 @@ if __name__ == "__main__":
 '''
 
 
-def script_of(function: str, dataset: Dataset, score: Score, name: str | None) -> str:
-    """A program as a file that can be run on its own; ``name`` is what :func:`load_dataset` knows its data by."""
+def script_of(function: str, dataset: Dataset, score: Score, source: str | None) -> str:
+    """A program as a file that can be run on its own.
+
+    ``source`` is what :func:`load_dataset` knows its data by; without one, the file has to be told where they are.
+    """
+    title = dataset.title.replace("\\", "/").replace('"', "'")
+    data = f"load_dataset({source!r})" if source else "...  # a Dataset that was made by hand: put it here"
     return _SCRIPT.format(
-        mean=score.mean,
-        std=score.std,
-        title=dataset.title,
-        function=function,
-        name=name or dataset.name,
-        repetitions=REPETITIONS,
+        mean=score.mean, std=score.std, title=title, function=function, data=data, repetitions=REPETITIONS
     )
 
 
@@ -287,3 +334,14 @@ def _write(file: Path, text: str) -> None:
 
 _shared: weakref.WeakValueDictionary[tuple[Any, ...], Scorer] = weakref.WeakValueDictionary()
 _sharing = threading.Lock()
+
+
+def _forget_after_fork() -> None:
+    """Threads and locks do not come along into a forked process: its worlds make scorers of their own."""
+    global _sharing
+    _sharing = threading.Lock()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -220,7 +220,11 @@ def limit_resources(cpu_seconds: int, memory: int) -> None:
     }
     for name, pair in limits.items():
         if hasattr(resource, name):
-            resource.setrlimit(getattr(resource, name), pair)
+            kind = getattr(resource, name)
+            most = resource.getrlimit(kind)[1]
+            resource.setrlimit(
+                kind, pair if most == resource.RLIM_INFINITY else (min(pair[0], most), min(pair[1], most))
+            )
 
 
 class Filter:

@@ -21,7 +21,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,9 @@ from lang_envs.sandbox.tiers import LAYERS, UNISOLATED, SandboxError, check_plat
 MODES = ("auto", "process")
 SOURCE_BYTES = 64 << 10
 """A program's text may be that long."""
-_START_SECONDS, _GRACE_SECONDS = 120.0, 2.0
+_START_SECONDS, _BEGIN_SECONDS, _GRACE_SECONDS = 120.0, 10.0, 2.0
+"""For a zygote to be ready, for a program to begin, for a killed one to be gone."""
+_LONGEST, _LARGEST = 1e6, 1 << 62
 _ENVIRONMENT = {
     "HOME": "/",
     "LANG": "C.UTF-8",
@@ -97,7 +98,7 @@ class Result:
         Otherwise what went wrong, for the program's author: at most 1 KiB, without paths of the machine. Written by
         the program as it likes: never to be trusted.
     seconds : float
-        On the clock, until the result was here.
+        On the clock, from the program's beginning until its result was here.
     """
 
     status: str
@@ -163,82 +164,72 @@ class _Worker:
         """Exactly so many bytes from the zygote."""
         message = b""
         while len(message) < size:
-            if not select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not _readable(self.control.fileno(), deadline):
                 raise _Broken("the sandbox's process does not answer")
             try:
                 part = self.control.recv(size - len(message))
-            except ConnectionError:
+            except OSError:
                 part = b""
             if not part:
                 raise _Broken("the sandbox's process has ended")
             message += part
         return message
 
-    def run(self, task: int, limits: Limits) -> tuple[str, np.ndarray | None, str]:
-        """Status, output and error of one program.
+    def run(self, task: int, limits: Limits) -> tuple[str, np.ndarray | None, str, float]:
+        """Status, output, error and seconds of one program.
 
         Raises
         ------
         _Broken
             If it was the machinery that failed.
         """
-        started = time.monotonic()
-        deadline = started + limits.wall_seconds + (0 if self.alone else _GRACE_SECONDS)
+        wall = min(limits.wall_seconds, _LONGEST)
         self.number += 1
         read, write = os.pipe()
         try:
             try:
-                request = protocol.REQUEST.pack(self.number, limits.wall_seconds)
+                request = protocol.REQUEST.pack(self.number, wall + _BEGIN_SECONDS + _GRACE_SECONDS)
                 descriptors = array.array("i", [task, write])
                 self.control.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
             except OSError as error:
                 raise _Broken(f"the sandbox's process has ended: {error}") from None
             finally:
                 os.close(write)
-            try:
-                begun, header, body = self._read_result(read, deadline, limits)
-                if body is not None:
+            if _read(read, 1, time.monotonic() + _BEGIN_SECONDS) != protocol.BEGUN:
+                raise _Broken("no process could be started for the program")
+            started = time.monotonic()  # the program's clock: whatever went before is none of its doing
+            status, output, said = self._outcome(read, started + wall, limits)
+            return status, output, said, time.monotonic() - started
+        finally:
+            os.close(read)
+
+    def _outcome(self, pipe: int, deadline: float, limits: Limits) -> tuple[str, np.ndarray | None, str]:
+        """What a program that has begun comes to."""
+        try:
+            header = _read(pipe, protocol.RESULT.size, deadline)
+            if len(header) == protocol.RESULT.size:
+                size = protocol.unpack_header(header, limits.output_bytes)
+                body = _read(pipe, size, deadline)
+                if len(body) == size:
                     result = protocol.unpack_result(header, body)
                     self._end()
                     return ("ok", result, "") if isinstance(result, np.ndarray) else ("error", None, result)
-            except protocol.Rejected as error:
-                self._end()
-                return "rejected", None, str(error)
-        finally:
-            os.close(read)
-        return self._explain(begun, deadline, limits)
-
-    def _read_result(self, pipe: int, deadline: float, limits: Limits) -> tuple[bool, bytes, bytes | None]:
-        """Whether the program began, the header of its result, and the rest, which is None if it never came whole."""
-        received = bytearray()
-        size = None
-        prefix = len(protocol.BEGUN) + protocol.RESULT.size
-        while size is None or len(received) < prefix + size:
-            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                break
-            part = os.read(pipe, 1 << 16)
-            if not part:
-                break
-            received += part
-            if size is None and len(received) >= prefix:
-                size = protocol.unpack_header(bytes(received[len(protocol.BEGUN) : prefix]), limits.output_bytes)
-        whole = size is not None and len(received) >= prefix + size
-        header = bytes(received[len(protocol.BEGUN) : prefix])
-        return bool(received), header, bytes(received[prefix : prefix + (size or 0)]) if whole else None
+        except protocol.Rejected as rejected:
+            self._end()
+            return "rejected", None, str(rejected)
+        if time.monotonic() >= deadline or (ending := self._ending(deadline)) is None:
+            self._end()
+            return "timeout", None, f"the program took longer than {limits.wall_seconds:g} s"
+        return self._explain(*ending, limits)
 
     def _end(self) -> None:
-        """Have the child killed that has answered, should it go on."""
+        """Have the child killed: it has answered, or its time is over."""
         if not self.alone:
             with contextlib.suppress(OSError):  # found out at the next request
                 self.control.send(protocol.REQUEST.pack(0, 0.0))
 
-    def _explain(self, begun: bool, deadline: float, limits: Limits) -> tuple[str, None, str]:
-        """Why there is no result."""
-        kind, code, cpu = self._ending(deadline)
-        if kind == protocol.NOT_STARTED or not begun:
-            raise _Broken(f"no process could be started for the program ({kind}, {code})")
-        if kind == protocol.TIMED_OUT:
-            return "timeout", None, f"the program took longer than {limits.wall_seconds:g} s"
+    def _explain(self, kind: int, code: int, cpu: float, limits: Limits) -> tuple[str, None, str]:
+        """Why a program that ended by itself left no result."""
         if kind == protocol.EXITED:
             return "error", None, "the program ended its process without a result"
         if code == signal.SIGXCPU or (code == signal.SIGKILL and cpu >= limits.cpu_seconds):
@@ -247,35 +238,71 @@ class _Worker:
             raise _Broken("the program's process was killed from outside, as when the machine runs out of memory")
         if code == signal.SIGSYS:
             return "violation", None, "the program was ended: it made a system call that no program may make"
-        return "crash", None, f"the program crashed ({signal.Signals(code).name})"
+        known = code in signal.Signals.__members__.values()
+        return "crash", None, f"the program crashed ({signal.Signals(code).name if known else f'signal {code}'})"
 
-    def _ending(self, deadline: float) -> tuple[int, int, float]:
-        """How the program's process ended: a constant of the protocol, exit status or signal, processor time in s."""
+    def _ending(self, deadline: float) -> tuple[int, int, float] | None:
+        """How the program's process ended: a constant of the protocol, exit status or signal, processor time in s.
+
+        None if it had not ended by the deadline.
+        """
         if self.alone:
             try:
                 code = self.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self.process.kill()
-                return protocol.TIMED_OUT, 0, 0.0
+                return None
             return protocol.SIGNALLED if code < 0 else protocol.EXITED, abs(code), math.inf
         number = 0
         while number != self.number:  # earlier ones belong to programs that had answered
-            number, kind, code, cpu = protocol.ENDING.unpack(self._receive(protocol.ENDING.size, deadline))
+            if not _readable(self.control.fileno(), deadline):
+                return None
+            ending = self._receive(protocol.ENDING.size, time.monotonic() + _GRACE_SECONDS)
+            number, kind, code, cpu = protocol.ENDING.unpack(ending)
         return kind, code, cpu
 
     def drain(self) -> None:
         """Take in what the zygote said of programs that had answered."""
-        while select.select([self.control], [], [], 0)[0]:
+        while _readable(self.control.fileno(), 0.0):
             self._receive(protocol.ENDING.size, time.monotonic() + _GRACE_SECONDS)
 
     def close(self) -> None:
         """End the zygote and whatever it has forked: it sees that this end is closed, and takes all with it."""
         self.control.close()
+        if self.alone:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # its own session: with all that it has forked
         try:
             self.process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _readable(descriptor: int, deadline: float) -> bool:
+    """Whether there is something to read, or the end, by the deadline.
+
+    Raises
+    ------
+    _Broken
+        If the descriptor has been closed meanwhile.
+    """
+    poll = select.poll()
+    try:
+        poll.register(descriptor, select.POLLIN)
+    except ValueError:
+        raise _Broken("closed in the middle") from None
+    return bool(poll.poll(math.ceil(1000 * max(0.0, deadline - time.monotonic()))))
+
+
+def _read(pipe: int, size: int, deadline: float) -> bytes:
+    """So many bytes, or fewer where there is the end or the deadline before."""
+    received = bytearray()
+    while len(received) < size and _readable(pipe, deadline):
+        part = os.read(pipe, min(size - len(received), 1 << 16))
+        if not part:
+            break
+        received += part
+    return bytes(received)
 
 
 class Sandbox:
@@ -327,7 +354,8 @@ class Sandbox:
             )
         self.max_workers = max_workers
         self.mode = mode
-        self._config = {"packages": list(packages), "without": list(without), "process": mode == "process"}
+        self._config = {"packages": ["numpy", *packages], "without": list(without), "process": mode == "process"}
+        self._closed = False
         self._begin()
         _all_sandboxes.add(self)
         worker = self._take()  # so that a machine that can't isolate programs says so now
@@ -348,8 +376,6 @@ class Sandbox:
         self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(self.max_workers - 1):
             self._idle.put(None)
-        self._threads: ThreadPoolExecutor | None = None
-        self._closed = False
         self._finalizer = weakref.finalize(self, _close_all, self._started, os.getpid())
 
     def _take(self, worker: _Worker | None = None) -> _Worker:
@@ -360,7 +386,10 @@ class Sandbox:
                 return worker
             except _Broken:
                 self._discard(worker)
-        worker = _Worker(self._config)
+        try:
+            worker = _Worker(self._config)
+        except (OSError, MemoryError) as error:
+            raise SandboxError(f"no process could be started for the sandbox: {error}") from error
         with self._lock:
             self._started.append(worker)
         return worker
@@ -397,18 +426,19 @@ class Sandbox:
         size = len(_utf8(program))
         if size > SOURCE_BYTES:
             return Result("error", None, f"the program has {size} bytes, and {SOURCE_BYTES} is the limit", 0.0)
-        if self._closed:
-            raise SandboxError("this sandbox is closed")
-        cpu, memory = math.ceil(limits.cpu_seconds), int(limits.memory_bytes)
-        task = protocol.write_task(program, inputs, seed=seed, cpu_seconds=cpu, memory_bytes=memory)
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 32:
+            raise ValueError(f"seed={seed!r} must be a whole number from 0 to 2**32 - 1")
+        cpu, memory = math.ceil(min(limits.cpu_seconds, _LONGEST)), int(min(limits.memory_bytes, _LARGEST))
+        task = protocol.write_task(program, inputs, seed=int(seed), cpu_seconds=cpu, memory_bytes=memory)
         slot = self._idle.get()
         try:
             for attempt in range(2):
+                if self._closed:
+                    raise SandboxError("this sandbox is closed")
                 worker = slot = self._take(slot)
-                started = time.monotonic()
                 try:
-                    status, output, error = worker.run(task, limits)
-                    return Result(status, output, clean_error(error), time.monotonic() - started)
+                    status, output, error, seconds = worker.run(task, limits)
+                    return Result(status, output, clean_error(error), seconds)
                 except _Broken as broken:
                     self._discard(worker)
                     slot = None
@@ -428,18 +458,9 @@ class Sandbox:
             os.close(task)
             self._idle.put(slot)
 
-    def submit(self, *arguments: Any, **keywords: Any) -> Future[Result]:
-        """:meth:`run` in the background: up to ``max_workers`` programs run at once."""
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.max_workers, thread_name_prefix="sandbox")
-            return self._threads.submit(self.run, *arguments, **keywords)
-
     def close(self) -> None:
         """End all processes; what is still running is lost."""
         self._closed = True
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
         self._finalizer()
 
     def __enter__(self) -> Sandbox:

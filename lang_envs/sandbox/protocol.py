@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 REQUEST = struct.Struct("=Qd")
-"""Trainer to zygote, with the descriptors of a task and of a result pipe: number of the request, wall limit in s."""
+"""Trainer to zygote, with the descriptors of a task and of a result pipe: number of the request, and a
+limit in s after which the child ends even if nobody asks for it."""
 ENDING = struct.Struct("=QBid")
 """Zygote to trainer: number of the request, one of the constants below, exit status or signal, processor time in s."""
 EXITED, SIGNALLED, TIMED_OUT, NOT_STARTED = range(4)
@@ -43,7 +44,7 @@ def write_task(program: str, inputs: Mapping[str, np.ndarray], **settings: Any) 
     ValueError
         If an input is no array of numbers.
     """
-    arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in inputs.items()}
     described = {}
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
@@ -128,7 +129,7 @@ def unpack_header(header: bytes, max_bytes: int) -> int:
     shaped = dimensions == 2 or (dimensions == 1 and columns == 1)
     if kind == OUTPUT and not (shaped and size == 8 * rows * columns):
         raise Rejected("the size of the output is not that of its shape")
-    if size > max_bytes:
+    if kind == OUTPUT and size > max_bytes:
         raise Rejected(f"an output of {size} bytes is larger than the {max_bytes} allowed")
     return int(size)
 

@@ -34,6 +34,8 @@ if "lang_envs" not in sys.modules:
         _package.__path__ = [str(_folder)]
         sys.modules[_name] = _package
 
+import numpy
+
 from lang_envs.sandbox import isolation, protocol, selftest
 
 _RESULT, _NESTED, _FIRST_FREE = 3, 4, 5
@@ -86,6 +88,8 @@ class Zygote:
         else:
             self.absent.setdefault("private-root", "needs namespaces")
         self.take("uid", isolation.drop_user)
+        if "namespaces" not in self.absent:
+            isolation.die_with_parent(os.getppid())  # which a change of user makes forget
         if closed := [str(path) for path in readable.shown if not os.access(path, os.R_OK)]:
             raise PermissionError(
                 f"the user that programs run as cannot read {closed[0]}: use a Python that lies where every user can "
@@ -123,7 +127,7 @@ class Zygote:
         self.stand_by()
         while request := self._receive():
             number, wall, descriptors = request
-            child = self.dispatch(descriptors)
+            child = self.dispatch(descriptors) if len(descriptors) == 2 and math.isfinite(wall) else None
             if child is None:
                 self.control.sendall(protocol.ENDING.pack(number, protocol.NOT_STARTED, 0, 0.0))
                 self.stand_by()
@@ -246,8 +250,8 @@ def run(zygote: Zygote, channel: socket.socket, task: int, result: int) -> NoRet
         os.dup2(zygote.nested, _NESTED)
     isolation.close_descriptors(_FIRST_FREE)
     random.seed(header["seed"])
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(header["seed"])
+    numpy.random.seed(header["seed"])  # noqa: NPY002 — the generator that scikit-learn takes
+    vars(numpy.random.bit_generator)["randbits"] = random.getrandbits  # of default_rng() without a seed
     if "rlimits" not in zygote.absent:
         isolation.limit_resources(header["cpu_seconds"], zygote.memory_in_use + header["memory_bytes"])
     if zygote.nested >= 0:
@@ -327,7 +331,7 @@ class OnlyPackages:
         self.names = {path.name.partition(".")[0] for path in _installed(packages)} | set(sys.stdlib_module_names)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if path is None and name not in self.names:
+        if path is None and name not in self.names and not name.startswith("_sysconfigdata_"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
@@ -403,6 +407,7 @@ def main() -> None:
     try:
         if config["process"]:
             _serve_once(zygote)
+        zygote.take("namespaces", _try_namespaces)
         zygote.take("namespaces", isolation.enter_namespaces)
         if "namespaces" not in zygote.absent and (inner := os.fork()):
             # Only what is forked from here is in the new process namespace, and this process has nothing more to do.
@@ -418,6 +423,19 @@ def main() -> None:
         os._exit(1)
     os.dup2(1, 2)  # from now on nobody hears complaints
     zygote.serve()
+
+
+def _try_namespaces() -> None:
+    """Enter them in a process that is thrown away: some systems let one in and then take every right to do anything."""
+    child = os.fork()
+    if child == 0:
+        try:
+            isolation.enter_namespaces()
+        except OSError as error:
+            os._exit(error.errno or 1)
+        os._exit(0)
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise OSError(code, os.strerror(abs(code)))
 
 
 def _serve_once(zygote: Zygote) -> NoReturn:
