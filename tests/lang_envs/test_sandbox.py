@@ -29,7 +29,7 @@ if not sys.platform.startswith("linux"):
 if importlib.util.find_spec("sklearn") is None:
     pytest.skip("programs of the sandbox use scikit-learn: pip install 'lang-envs[data]'", allow_module_level=True)
 
-from lang_envs.sandbox import LAYERS, Limits, Result, Sandbox, SandboxError, pool, seccomp, syscalls, tier_of
+from lang_envs.sandbox import LAYERS, Limits, Result, Sandbox, SandboxError, seccomp, syscalls, tier_of, worker
 from lang_envs.sandbox.pool import SOURCE_BYTES, clean_error
 
 SMALL: dict[str, Any] = {"packages": ("numpy",), "without": ("nested-landlock",)}
@@ -582,7 +582,7 @@ def test_ends_of_programs_do_not_mix(shared_small: Sandbox) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that do not begin are given up sooner."""
-    monkeypatch.setattr(pool, "_BEGIN_SECONDS", 2.0)
+    monkeypatch.setattr(worker, "_BEGIN_SECONDS", 2.0)
 
 
 @pytest.mark.parametrize("which", [outer, zygote])
@@ -669,7 +669,7 @@ def test_a_fork_that_fails(start: Maker, monkeypatch: pytest.MonkeyPatch, tmp_pa
         shim = f"FIRST, ZYGOTE = {first}, {str(ROOT / 'lang_envs' / 'sandbox' / 'zygote.py')!r}\n{FAILING_FORK}"
         (tmp_path / "zygote.py").write_text(shim)
 
-    monkeypatch.setattr(pool, "__file__", str(tmp_path / "pool.py"))
+    monkeypatch.setattr(worker, "__file__", str(tmp_path / "worker.py"))
     fail_from(once + 1)
     sandbox = start()
     first = outer(sandbox)

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 
 import gymnasium as gym
+import numpy as np
 import torch
 
 import trainers
-from lang_envs import WORLDS
+from lang_envs import WORLDS, make_vec
+from trainers.rollout import begin, collect
+
+AGENTS = ("poad", "random")
+CODING = "DataSciCoding-balance-scale-v0"
+
+
+def share_of_working_programs(agent: str, programs: int) -> tuple[float, float]:
+    """Of programs written by an untrained agent: how many work, and the mean score of those."""
+    with closing(make_vec(CODING, 20)) as envs:
+        rollout = collect(trainers.make(agent, envs), envs, begin(envs, seed=0), -(-programs // 20), discount=1.0)
+    outcomes = [outcome for row in rollout.outcomes for outcome in row]
+    scores = [outcome["score"] for outcome in outcomes if outcome["works"]]
+    return len(scores) / len(outcomes), float(np.mean(scores)) if scores else float("nan")
 
 
 def main() -> None:
@@ -18,14 +33,17 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| world | untrained: success | return | random: success | return |")
     print("|---|---|---|---|---|")
-    for name in WORLDS:
+    for name, world in WORLDS.items():
+        if not world.finite:
+            continue
         env = gym.make(name)
-        played = [
-            trainers.evaluate(trainers.make(agent, env), name, options.episodes, num_envs=20)
-            for agent in ("poad", "random")
-        ]
+        played = [trainers.evaluate(trainers.make(agent, env), name, options.episodes, num_envs=20) for agent in AGENTS]
         cells = [f"{found.success_rate:.1%} | {found.mean_return:.3f}" for found in played]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    print("\n| world | untrained: programs that work | their score | random: programs that work | their score |")
+    print("|---|---|---|---|---|")
+    found = [share_of_working_programs(agent, options.episodes) for agent in AGENTS]
+    print(f"| {CODING} | {' | '.join(f'{share:.1%} | {score:.3f}' for share, score in found)} |")
 
 
 if __name__ == "__main__":
