@@ -73,7 +73,7 @@ class Display:
                     f"return {result['sampled']['return']:+.3f}  success {result['sampled']['success']:4.0%}  done"
                 )
             if "best_score" in line:
-                numbers += f"  best {line['best_score']:.4f}"
+                numbers += f"  best {line['best_score']:.4f} (by step {line['best_score_step']:,})"
             completed = min(line["step"], self._steps)
             self._progress.update(task, completed=completed, numbers=numbers)
             plain.append(f"{cell.algo} seed {cell.seed}: {completed:,}/{self._steps:,} steps, {numbers}")

@@ -48,6 +48,7 @@ class Progress:
     episodes: int = 0
     best: float = -math.inf
     best_score: float = -math.inf
+    best_score_step: int = 0
     recent: deque[Episode] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     metrics_bytes: int = 0
     environments: dict[str, list[Any]] | None = None
@@ -153,6 +154,8 @@ def train(
             }
             _refuse_collapse(line)
             timing = {"rollout_seconds": collected - started, "learn_seconds": finished - collected}
+            if tier := _sandbox_tier(rollout):
+                line["sandbox"] = tier
             line["timing"] = timing | {"steps_per_second": float(rollout.valid.sum()) / (finished - started)}
             log.write(line)
             lines.append(line)
@@ -223,13 +226,18 @@ def _programs(rollout: Rollout, progress: Progress, folder: Path | None) -> dict
         found["score"] = float(np.mean([outcome["score"] for outcome in working]))
         best = max(working, key=lambda outcome: outcome["score"])
         if best["score"] > progress.best_score:
-            progress.best_score = best["score"]
+            progress.best_score, progress.best_score_step = best["score"], progress.step
             if folder is not None:
                 note = f"# Found by step {progress.step}.\n"
                 write_atomically(folder / BEST_PROGRAM_FILE, best["script"] + note)
     if progress.best_score > -math.inf:
-        found["best_score"] = progress.best_score
+        found |= {"best_score": progress.best_score, "best_score_step": progress.best_score_step}
     return found
+
+
+def _sandbox_tier(rollout: Rollout) -> str | None:
+    """How well programs were isolated, where they were run."""
+    return next((outcome["sandbox"] for row in rollout.outcomes for outcome in row if "sandbox" in outcome), None)
 
 
 def _refuse_collapse(line: dict[str, Any]) -> None:

@@ -633,11 +633,11 @@ def test_killed_twice(start: Maker) -> None:
     killed = 0
     while thread.is_alive() and killed < 5:
         time.sleep(0.3)
-        for worker in list(sandbox._started):
+        for started in list(sandbox._started):
             if (
-                victims := below(worker.process.pid)[1:]
+                victims := below(started.process.pid)[1:]
                 if "namespaces" not in sandbox.absent
-                else below(worker.process.pid)
+                else below(started.process.pid)
             ):
                 killed += 1
                 for victim in victims:

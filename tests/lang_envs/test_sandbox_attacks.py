@@ -304,6 +304,14 @@ ALL = tuple(attack.number for attack in ATTACKS)
 BRIEF = tuple(attack.number for attack in ATTACKS if not 1 < attack.seconds < 10)
 """Those that need some seconds to come to their end are run once, in the tier of this machine and user."""
 TIERS: tuple[tuple[str, ...], ...] = ((), ("namespaces",))
+SEVERAL = (
+    ("uid", "seccomp"),
+    ("namespaces", "landlock"),
+    ("namespaces", "seccomp"),
+    ("nested-landlock", "seccomp"),
+    ("namespaces", "nested-landlock", "seccomp"),
+    ("namespaces", "landlock", "seccomp"),
+)
 REDUCED = (
     ("private-root",),
     ("uid",),
@@ -311,15 +319,10 @@ REDUCED = (
     ("rlimits",),
     ("nested-landlock",),
     ("seccomp",),
-    ("uid", "seccomp"),
-    ("namespaces", "landlock"),
-    ("namespaces", "seccomp"),
-    ("nested-landlock", "seccomp"),
-    ("namespaces", "nested-landlock", "seccomp"),
-    ("namespaces", "landlock", "seccomp"),
+    *(SEVERAL if os.environ.get("LANG_ENVS_SLOW_TESTS") else ()),
     ("namespaces", "landlock", "rlimits", "nested-landlock", "seccomp"),
 )
-"""Sets of layers left out: each one alone, then those that stand in for one another."""
+"""Sets of layers left out: each one alone, then nearly all; those that stand in for one another where there is time."""
 BY_USER = (("landlock",), ("seccomp",))
 """Those that an ordinary user tries as well where the tests run as root; larger ones only an ordinary user may."""
 

@@ -56,6 +56,7 @@ def test_training_counts_programs_and_keeps_the_best(tmp_path: Path) -> None:
     lines = train(tmp_path, 18)
     assert [line["score"] for line in lines] == list(Workshop.scores)
     assert [line["best_score"] for line in lines] == [0.3, 0.7, 0.7, 0.9, 0.9, 0.9]
+    assert [line["best_score_step"] for line in lines] == [3, 6, 6, 12, 12, 12]
     assert all(line["works"] == pytest.approx(1 / 3) for line in lines)
     assert lines[1]["reward"] == pytest.approx((-1 - 1 + 0.7) / 3)
     assert (tmp_path / "best_program.py").read_text() == "score = 0.9\n# Found by step 12.\n"
@@ -95,6 +96,12 @@ def test_free_text_agents_learn_from_the_ids_that_they_sampled(name: str) -> Non
     envs.close()
 
 
+def rollout_tier() -> str:
+    from lang_envs.sandbox import shared_sandbox
+
+    return shared_sandbox().tier
+
+
 def test_the_best_program_of_a_real_run_scores_itself_as_it_was_scored(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     envs = lang_envs.make_vec(CODING, 4)
@@ -107,3 +114,4 @@ def test_the_best_program_of_a_real_run_scores_itself_as_it_was_scored(tmp_path:
     assert printed == [printed[0]] and printed[0].startswith(f"ROC AUC {lines[-1]['best_score']:.4f} ")
     recorded = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert recorded[-1]["best_score"] == lines[-1]["best_score"]
+    assert recorded[-1]["sandbox"] == rollout_tier()
