@@ -133,10 +133,10 @@ def expected_loss(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decisions", type=int, default=20_000, help="random decisions in each world")
-    parser.add_argument("--steps", type=int, default=3000, help="optimiser steps")
-    parser.add_argument("--batch", type=int, default=96, help="observations in a step")
+    parser.add_argument("--steps", type=int, default=1600, help="optimiser steps")
+    parser.add_argument("--batch", type=int, default=64, help="observations in a step")
     parser.add_argument("--programs", type=int, default=32, help="programs in a step")
-    parser.add_argument("--failures", type=int, default=6000, help="failed programs to draw prompts from")
+    parser.add_argument("--failures", type=int, default=3000, help="failed programs to draw prompts from")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=FOLDER)
