@@ -84,7 +84,8 @@ def enter_private_root(readable: Readable) -> None:
     base = Path("/tmp")
     bind_all, private, read_only, detach = 4096 | 16384, (1 << 18) | 16384, 1 | 2 | 4, 2
     _mount("none", Path("/"), None, private)
-    shown = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in readable.shown}  # the new root may cover them
+    # Whatever lies where the new root is put is reached through descriptors from there on.
+    shown = {path: (os.open(path, os.O_PATH | os.O_CLOEXEC), path.is_dir()) for path in readable.shown}
     _mount("none", base, "tmpfs", 0)
     for path in sorted({*readable.shown, *readable.hidden}, key=lambda path: len(path.parts)):
         target = base / path.relative_to("/")
@@ -92,13 +93,14 @@ def enter_private_root(readable: Readable) -> None:
             if target.is_dir():
                 _mount("none", target, "tmpfs", 0)
             continue
-        if path.is_dir():
+        descriptor, is_folder = shown[path]
+        if is_folder:
             target.mkdir(parents=True, exist_ok=True)
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.touch()
-        _mount(f"/proc/self/fd/{shown[path]}", target, None, bind_all)
-        os.close(shown[path])
+        _mount(f"/proc/self/fd/{descriptor}", target, None, bind_all)
+        os.close(descriptor)
     attributes = struct.pack("=QQQQ", read_only, 0, 0, 0)
     _syscall(_MOUNT_SETATTR, -100, bytes(base), 0x8000, attributes, len(attributes))
     os.chdir(base)

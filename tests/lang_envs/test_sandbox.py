@@ -1260,3 +1260,30 @@ def test_errors_of_programs_are_clean(shared_small: Sandbox) -> None:
         assert len(result.error.encode()) <= 1024
         assert all(character.isprintable() or character == "\n" for character in result.error)
         assert str(Path(sys.prefix).parent) not in result.error and "/etc" not in result.error
+
+
+def test_a_private_root_shows_what_lies_where_it_is_put() -> None:
+    """As where a virtual environment lies under /tmp."""
+    folder = Path("/tmp") / f"lang-envs-shown-{os.getpid()}"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "hidden").write_text("hidden")
+    (folder / "file").write_text("shown")
+    script = f"""
+from pathlib import Path
+from lang_envs.sandbox import isolation
+folder = Path({str(folder)!r})
+isolation.enter_namespaces()
+isolation.enter_private_root(isolation.Readable([folder], [folder / "data"]))
+print((folder / "file").read_text(), (folder / "data").is_dir(), (folder / "data" / "hidden").exists())
+print(Path("/etc").exists(), folder.parent.exists())
+"""
+    try:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+        if "unshare" in done.stderr:
+            pytest.skip("there are no namespaces here")
+        assert done.stdout.split() == ["shown", "True", "False", "False", "True"], done.stderr
+    finally:
+        for path in (folder / "data" / "hidden", folder / "file"):
+            path.unlink()
+        (folder / "data").rmdir()
+        folder.rmdir()
