@@ -71,7 +71,7 @@ throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.sandbox
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
