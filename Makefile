@@ -35,7 +35,7 @@ help:
 	@echo "make bench-datascicoding"
 	@echo "                  write programs for SETS='balance-scale airlines ...', and put the best into one table"
 	@echo "make test         run the tests"
-	@echo "make throughput   measure the speed of the worlds, of credit, and of packed against naive scoring"
+	@echo "make throughput   measure the speed of the worlds, of credit, of packed against naive scoring, of the sandbox"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff put the code in order"
 	@echo "make clean        remove what was built (not runs/)"

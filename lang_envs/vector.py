@@ -10,6 +10,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
+from lang_envs.core import LanguageEnv
 from lang_envs.registration import make_world
 
 
@@ -20,17 +21,23 @@ class LanguageVectorEnv(SyncVectorEnv):
     else differs.
     """
 
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._listening = [(n, env.get_wrapper_attr("anticipate")) for n, env in enumerate(self.envs) if _listens(env)]
+
     def step(self, actions: Any) -> Any:
-        for env, action, over in zip(self.envs, iterate(self.action_space, actions), self._autoreset_envs, strict=True):
-            resets = over and self.autoreset_mode is AutoresetMode.NEXT_STEP
-            if not resets and _hears_what_it_is_told(env):
-                env.get_wrapper_attr("anticipate")(action)
+        if self._listening:
+            separate = list(iterate(self.action_space, actions))
+            for n, anticipate in self._listening:
+                if not (self._autoreset_envs[n] and self.autoreset_mode is AutoresetMode.NEXT_STEP):
+                    anticipate(separate[n])
         return super().step(actions)
 
 
-def _hears_what_it_is_told(env: gym.Env) -> bool:
-    """Whether a world can anticipate, and no wrapper around it changes its actions."""
-    if not env.has_wrapper_attr("anticipate"):
+def _listens(env: gym.Env) -> bool:
+    """Whether a world begins with what it is told, and no wrapper around it changes its actions."""
+    world = env.unwrapped
+    if not isinstance(world, LanguageEnv) or type(world).anticipate is LanguageEnv.anticipate:
         return False
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.ActionWrapper):

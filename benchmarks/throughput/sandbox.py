@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--fresh-rounds", type=int, default=5, help="rounds of the new interpreter")
     parser.add_argument("--evaluations", type=int, default=200, help="programs of one rate; 0 leaves the rates out")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of a rate")
-    parser.add_argument("--programs", type=int, default=10_000, help="programs of the long run; 0 leaves it out")
+    parser.add_argument("--programs", type=int, default=1_000, help="programs of the long run; 0 leaves it out")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of programs executed in this process
     if options.rounds:

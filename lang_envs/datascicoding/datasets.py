@@ -106,8 +106,6 @@ def load_dataset(name: str) -> Dataset:
             f"To fetch it: {fetch_command(name)}"
         )
     x, y = prune(table, entry)
-    x.setflags(write=False)
-    y.setflags(write=False)
     return Dataset(entry.name, entry.title, x, y)
 
 

@@ -15,7 +15,7 @@ TAIL = "    return model"
 _SHOWN_CHARACTERS = 2000
 _SHOWN_ERROR_LINES, _SHOWN_ERROR_CHARACTERS = 3, 300
 _FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_WHOLE = re.compile(rf"^{re.escape(HEAD[:16])}", re.MULTILINE)
+_WHOLE = re.compile(r"^def build_model\(", re.MULTILINE)
 _NOT_SHOWN = re.compile(f"[^{re.escape(string.printable)}]|[\r\x0b\x0c]")
 
 

@@ -1,7 +1,7 @@
 """The layers that the kernel puts around a program nobody trusts, each a function that takes it or raises ``OSError``.
 
-This file and its neighbours ``seccomp``, ``syscalls`` and ``zygote`` are run by an interpreter of their own, in which
-nothing of the suite is imported.
+This file and its neighbours ``protocol``, ``seccomp``, ``selftest``, ``syscalls`` and ``zygote`` are run by an
+interpreter of their own, in which nothing of the suite is imported.
 """
 
 from __future__ import annotations

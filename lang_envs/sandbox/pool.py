@@ -100,7 +100,6 @@ class Sandbox:
                 stacklevel=2,
             )
         self.max_workers = max_workers
-        self.mode = mode
         self._config = {"packages": ["numpy", *packages], "without": list(without), "process": mode == "process"}
         self._closed = False
         self._begin()

@@ -13,7 +13,6 @@ import importlib
 import json
 import math
 import os
-import platform
 import random
 import select
 import signal
@@ -136,11 +135,13 @@ class Zygote:
             self.control.sendall(protocol.ENDING.pack(number, *self.watch(child, wall)))
 
     def _receive(self) -> tuple[int, float, list[int]] | None:
-        message, descriptors = receive(self.control, protocol.REQUEST.size)
-        if not message:
-            return None
-        number, wall = protocol.REQUEST.unpack(message)
-        return (number, wall, descriptors) if number else self._receive()  # 0 ends a child that has ended already
+        number = 0
+        while not number:  # 0 ends a child, which has ended already
+            message, descriptors = receive(self.control, protocol.REQUEST.size)
+            if not message:
+                return None
+            number, wall = protocol.REQUEST.unpack(message)
+        return number, wall, descriptors
 
     def stand_by(self) -> None:
         """Fork the next child ahead of its request, unless one stands by; never fails, but may leave none."""
@@ -417,7 +418,7 @@ def main() -> None:
             isolation.die_with_parent(os.getppid())
         zygote.prepare()
         failures = [] if config["without"] else selftest.run(zygote)
-        say(control, {"absent": zygote.absent, "failures": failures, "landlock": isolation.landlock_version()})
+        say(control, {"absent": zygote.absent, "failures": failures})
     except BaseException as error:
         say(control, {"error": f"{type(error).__name__}: {error}"})
         os._exit(1)
@@ -444,7 +445,7 @@ def _serve_once(zygote: Zygote) -> NoReturn:
         zygote.absent[layer] = "switched off"
     zygote._import()
     zygote.memory_in_use = _virtual_memory()
-    say(zygote.control, {"absent": zygote.absent, "failures": [], "platform": platform.system()})
+    say(zygote.control, {"absent": zygote.absent, "failures": []})
     message, descriptors = receive(zygote.control, protocol.REQUEST.size)
     if message:
         run(zygote, zygote.control, *descriptors)

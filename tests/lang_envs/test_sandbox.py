@@ -1217,9 +1217,9 @@ def test_the_filter_of_other_machines() -> None:
     ("text", "cleaned"),
     [
         ("plain: (a/b) 1/2 n/a and/or", "plain: (a/b) 1/2 n/a and/or"),
-        ('File "/work/main/.venv/lib/x.py", line 3', 'File "x.py", line 3'),
+        ('File "/usr/lib/python3/x.py", line 3', 'File "x.py", line 3'),
         ("cannot open /etc/passwd", "cannot open passwd"),
-        ("[Errno 2] No such file: '/home/me/secret.csv'", "[Errno 2] No such file: 'secret.csv'"),
+        ("[Errno 2] No such file: '/home/someone/secret.csv'", "[Errno 2] No such file: 'secret.csv'"),
         ("at=/root/a/b.py", "at=b.py"),
         ("/root/a/b.py:12: in f", "b.py:12: in f"),
         ("https://scikit-learn.org/stable/modules", "https://scikit-learn.org/stable/modules"),

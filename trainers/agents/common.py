@@ -349,11 +349,13 @@ class PPOAgent(ABC):
         nodes = np.zeros((len(where), width), dtype=np.int64)
         features: list[torch.Tensor] = []
         first_rows: dict[int, int] = {}
+        count = 0
         for row, (t, i) in enumerate(where):
             assessment = memories[t][i].assessment
             if id(assessment) not in first_rows:
-                first_rows[id(assessment)] = sum(map(len, features))
+                first_rows[id(assessment)] = count
                 features.append(assessment.features)
+                count += len(assessment.features)
             nodes[row, : len(units[t][i][0])] = first_rows[id(assessment)] + units[t][i][0]
 
         def flat(array: np.ndarray) -> torch.Tensor:
