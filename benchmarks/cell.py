@@ -18,7 +18,8 @@ import torch
 import lang_envs
 import trainers
 from benchmarks.config import BenchmarkConfig, parse_variant, variant_folder
-from trainers.checkpoint import LAST, write_atomically
+from lang_envs.files import write_atomically
+from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER
 
 RESULT_FILE = "result.json"
@@ -100,7 +101,8 @@ def _die_with(parent: int) -> None:
 
 
 def _evaluate(agent: Any, config: BenchmarkConfig, greedy: bool) -> dict[str, Any]:
-    played = trainers.evaluate(agent, config.env, config.eval_episodes, greedy=greedy, **config.env_options)
+    options = {"greedy": greedy, "num_envs": config.usual.num_envs, **config.env_options}
+    played = trainers.evaluate(agent, config.env, config.eval_episodes, **options)
     return {"return": played.mean_return, "success": played.success_rate, "episodes": len(played.returns)}
 
 

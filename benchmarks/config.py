@@ -159,7 +159,7 @@ class BenchmarkConfig:
         return self.tokenizer_options | dict(map(named_value, self.env_set))
 
     def save(self, path: Path) -> None:
-        from trainers.checkpoint import write_atomically
+        from lang_envs.files import write_atomically
 
         write_atomically(path, json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n")
 

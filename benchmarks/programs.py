@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from rich.table import Table
 from benchmarks.cell import Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import PAPER_PROGRAMS
-from benchmarks.report import read_metrics
+from benchmarks.report import keep_table, read_metrics
 from benchmarks.statistics import bootstrap_mean
-from trainers.checkpoint import write_atomically
 from trainers.loop import BEST_PROGRAM_FILE
 
 _LAST = 0.9
@@ -59,10 +57,7 @@ def write_programs(runs: list[tuple[BenchmarkConfig, list[Cell]]], folder: Path,
     for row in rows:
         table.add_row(*map(escape, row))
     console.print(table)
-    lines = [_NOTE, "", "| " + " | ".join(_HEADER) + " |", "|" + "---|" * len(_HEADER)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    write_atomically(folder / "programs.md", "\n".join(lines) + "\n")
-    write_atomically(folder / "programs.json", json.dumps({"note": _NOTE, "sets": found}, indent=2) + "\n")
+    keep_table(folder / "programs.md", _NOTE, _HEADER, rows, {"note": _NOTE, "sets": found})
     console.print(f"table: {folder / 'programs.md'}", soft_wrap=True)
 
 

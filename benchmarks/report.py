@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from rich.table import Table
 import trainers
 from benchmarks.cell import Cell
 from benchmarks.config import BenchmarkConfig
+from lang_envs.files import write_atomically
 from trainers.agents.random import RandomAgent
-from trainers.checkpoint import write_atomically
 from trainers.loop import METRICS_FILE
 
 matplotlib.use("Agg")
@@ -115,10 +116,17 @@ def write_tables(summary: Summary, folder: Path, console: Console) -> None:
     for agent, _, mean, _, share, greedy, success, steps in body:
         table.add_row(escape(agent), mean, share, greedy, success, _range(steps))
     console.print(table)
-    lines = [title, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in body]
-    write_atomically(folder / "table.md", "\n".join(lines) + "\n")
-    write_atomically(folder / "table.json", json.dumps(asdict(summary), indent=2) + "\n")
+    keep_table(folder / "table.md", title, header, body, asdict(summary))
+
+
+def keep_table(
+    path: Path, note: str, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: dict[str, Any]
+) -> None:
+    """Write a table in Markdown below its note, and the numbers it was made of beside it as JSON."""
+    lines = [note, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    write_atomically(path, "\n".join(lines) + "\n")
+    write_atomically(path.with_suffix(".json"), json.dumps(numbers, indent=2) + "\n")
 
 
 def _range(steps: str) -> str:

@@ -30,6 +30,12 @@ from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER
 
 CONFIG_FILE = "config.json"
+_KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+"""For the runs' processes: glibc would give the memory of every large tensor back and take it anew, page by page."""
 _PACKAGES = ("lang-envs", "torch", "transformers", "peft", "gymnasium", "numpy", "tokenizers", "bitsandbytes")
 
 
@@ -127,6 +133,8 @@ def _run_in_processes(config: BenchmarkConfig, cells: list[Cell], workers: int, 
     embedded = config.model in (None, "embedded")
     threads = 1 if embedded else max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
+    for name, value in _KEEP_MEMORY.items():
+        os.environ.setdefault(name, value)  # read when a process starts, too late for this one
     waiting, running = deque(cells), dict[Cell, Any]()
     try:
         with display:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from rich.table import Table
 from benchmarks.cell import Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import PAPER_TRANSFER
+from benchmarks.report import keep_table
 from benchmarks.statistics import bootstrap_mean
-from trainers.checkpoint import write_atomically
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -88,10 +87,7 @@ def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, con
         shown.add_row(*map(escape, (_short(row[0]), *(_INTERVAL.sub("", cell) for cell in row[1:]))))
     console.print(shown)
     console.print(_note(config, where=" in transfer.md"), style="dim", markup=False)
-    lines = [note, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    write_atomically(folder / "transfer.md", "\n".join(lines) + "\n")
-    write_atomically(folder / "transfer.json", json.dumps({"note": note, "worlds": table}, indent=2) + "\n")
+    keep_table(folder / "transfer.md", note, header, rows, {"note": note, "worlds": table})
     console.print(f"figure: {_draw(table, optima, folder / 'transfer.png')}", soft_wrap=True)
 
 

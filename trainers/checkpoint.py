@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 import shutil
@@ -12,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from lang_envs.files import sync
 
 LAST, BEST = "last", "best"
 _PROGRESS = "progress.pkl"
@@ -44,10 +45,10 @@ def save_checkpoint(folder: Path, step: int, save_agent: Callable[[Path], None],
     with (unfinished / _PROGRESS).open("wb") as file:
         pickle.dump({"progress": progress, "random": _random_states()}, file)
     for path in [*unfinished.rglob("*"), unfinished]:
-        _sync(path)
+        sync(path)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
-    _sync(folder)
+    sync(folder)
     for name in (BEST, LAST) if best else (LAST,):
         _point(folder / name, target.name)
     kept = {(folder / name).resolve() for name in (LAST, BEST)}
@@ -75,28 +76,12 @@ def load_checkpoint(folder: Path, load_agent: Callable[[Path], None]) -> Any:
     return saved["progress"]
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text in one rename."""
-    beside = path.with_name(f".{path.name}.unfinished")
-    beside.write_text(text, encoding="utf-8")
-    _sync(beside)
-    beside.replace(path)
-
-
 def _point(link: Path, target: str) -> None:
     beside = link.with_name(f".{link.name}.link")
     beside.unlink(missing_ok=True)
     beside.symlink_to(target)
     beside.replace(link)
-    _sync(link.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(link.parent)
 
 
 def _random_states() -> dict[str, Any]:

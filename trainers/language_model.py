@@ -173,6 +173,8 @@ class LanguageModel:
             top_p=1.0,
             pad_token_id=pad,
             eos_token_id=list(self.tokenizer.stop_ids),
+            # A cache that grows is copied for every token, which on a CPU takes longer than the model does.
+            cache_implementation="static" if self.device.type == "cpu" else None,
         )
         with warnings.catch_warnings(), self._without_checkpointing():
             warnings.simplefilter("ignore")  # of sampling settings that greedy decoding does not use

@@ -20,9 +20,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from lang_envs import make_vec
+from lang_envs.files import write_atomically
 from trainers.agent import Agent, Episode, Player, Rollout
 from trainers.agents.common import world_attribute
-from trainers.checkpoint import LAST, load_checkpoint, save_checkpoint, write_atomically
+from trainers.checkpoint import LAST, load_checkpoint, save_checkpoint
 from trainers.rollout import Situation, autoreset_mode, begin, collect
 
 METRICS_FILE = "metrics.jsonl"

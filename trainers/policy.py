@@ -28,7 +28,7 @@ class Scores:
     action_log_probs : float32 tensor (B, K)
         Of each candidate under the behaviour policy; −inf where there is none.
     action_entropy : float32 tensor (B,)
-        Of the behaviour policy, in nats.
+        Of the behaviour policy, in nats; of free text only where entropies of nodes are asked for.
     node_entropies : float32 tensor (B, K, L)
         Of the distribution that each token was drawn from.
     """
@@ -145,7 +145,7 @@ class LanguagePolicy:
         token_log_probs = torch.where(mask, edge_log_probs.gather(1, flat).view(paths.shape), 0.0)
         action_log_probs = self._action_log_probs(token_log_probs, mask, batch)
         node_entropies = torch.zeros_like(token_log_probs)
-        if with_node_entropies or self.behaviour == "free":
+        if with_node_entropies:
             entropies = _entropy(choices.log_softmax(-1))
             node_entropies = entropies.gather(1, edge_nodes.gather(1, flat)).view(paths.shape) * mask
         # The entropy of free text is the expected sum of its tokens' entropies; the sampled text is one draw of it.

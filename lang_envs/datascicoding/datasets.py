@@ -90,21 +90,27 @@ def load_dataset(name: str) -> Dataset:
     ImportError
         If a set of scikit-learn is asked for and scikit-learn is not installed.
     """
-    entry = find(name)
-    place, path, entry = _locate(entry)
-    if path is not None:
-        table = read_table(path)
-    elif place == "generated":
-        table = generated_table(entry.name)
-    elif place == "scikit-learn":
-        table = _shipped(entry)
-    else:
+    place, path, entry = _locate(find(name))
+    if place is None:
         folder = os.environ.get("LANG_ENVS_DATA_DIR") or "(not set)"
         raise FileNotFoundError(
             f"the data set {entry.name} is not on this machine. It was looked for in the folder LANG_ENVS_DATA_DIR "
             f"{folder}, as {entry.stem}.arff or {entry.stem}.csv, and in the cache {cache_folder()}. "
             f"To fetch it: {fetch_command(name)}"
         )
+    if path is None:
+        return _load(entry, place, None, 0, 0)
+    file = path.stat()
+    return _load(entry, place, path.resolve(), file.st_mtime_ns, file.st_size)
+
+
+@functools.lru_cache(maxsize=16)
+def _load(entry: Entry, place: str, path: Path | None, changed: int, size: int) -> Dataset:
+    """Worlds side by side share one set; a file that has changed since is read again."""
+    if path is not None:
+        table = read_table(path)
+    else:
+        table = generated_table(entry.name) if place == "generated" else _shipped(entry)
     x, y = prune(table, entry)
     return Dataset(entry.name, entry.title, x, y)
 

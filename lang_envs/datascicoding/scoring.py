@@ -11,7 +11,6 @@ import math
 import os
 import platform
 import queue
-import tempfile
 import threading
 import warnings
 import weakref
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from lang_envs.datascicoding.datasets import Dataset
+from lang_envs.files import write_atomically
 from lang_envs.sandbox import Limits, Result, shared_sandbox
 
 REPETITIONS = 5
@@ -210,7 +210,8 @@ class Scorer:
         score = self._run(function)
         if file is not None and score.certain:
             try:
-                _write(file, json.dumps(asdict(score)))
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, json.dumps(asdict(score)))
             except OSError as error:
                 warnings.warn(f"a score could not be kept in {self._folder}: {error}", stacklevel=2)
         return score
@@ -322,14 +323,6 @@ def script_of(function: str, dataset: Dataset, score: Score, source: str | None)
     return _SCRIPT.format(
         mean=score.mean, std=score.std, title=title, function=function, data=data, repetitions=REPETITIONS
     )
-
-
-def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(descriptor, "w") as partial:
-        partial.write(text)
-    Path(name).replace(file)
 
 
 _shared: weakref.WeakValueDictionary[tuple[Any, ...], Scorer] = weakref.WeakValueDictionary()

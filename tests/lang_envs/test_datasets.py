@@ -683,6 +683,7 @@ def test_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(ImportError, match=rf"{name} needs the client of .*pip install 'lang-envs\[data\]'"):
             fetch(name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
+    datasets._load.cache_clear()
     with pytest.raises(ImportError, match=r"sklearn:wine needs scikit-learn: pip install 'lang-envs\[data\]'"):
         load_dataset("sklearn:wine")
 
@@ -694,6 +695,16 @@ def test_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, ho
     assert fetching.cache_folder() == home / "xdg" / "lang-envs"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert fetching.cache_folder() == home / "home" / ".cache" / "lang-envs"
+
+
+def test_a_set_is_read_once_until_its_file_changes(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("a,label\n" + "1,x\n2,y\n" * 4)
+    name = f"csv:{file}?target=label"
+    first = load_dataset(name)
+    assert load_dataset(name) is first, "worlds side by side share it"
+    file.write_text("a,label\n" + "1,x\n2,y\n" * 5)
+    assert len(load_dataset(name).y) == 10
 
 
 def test_no_two_sets_share_files() -> None:

@@ -18,8 +18,9 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import trainers
+from lang_envs.files import write_atomically
 from trainers import TrainingCollapsed
-from trainers.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from trainers.checkpoint import load_checkpoint, save_checkpoint
 from trainers.loop import evaluate, train
 
 Envs = Callable[..., gym.vector.VectorEnv]

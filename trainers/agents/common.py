@@ -249,6 +249,7 @@ class PPOAgent(ABC):
     ) -> bool:
         """One step of the adapter; False, and no step, if the policy has already moved too far from the rollout's."""
         settings = self.settings
+        by_token = settings.entropy_level == "token" or settings.behaviour == "free"
         members = self._questions_of(batch, rows)
         questions = list(members)
         units = batch.mask[rows].sum()
@@ -259,7 +260,7 @@ class PPOAgent(ABC):
             index = torch.tensor([i for i, _, _ in where], device=batch.mask.device)
             chosen = [row for _, row, _ in where]
             choices = torch.tensor([choice for _, _, choice in where], device=batch.mask.device)
-            scores = self.policy.score(self.policy.pack(group), with_node_entropies=settings.entropy_level == "token")
+            scores = self.policy.score(self.policy.pack(group), with_node_entropies=by_token)
             mask, old = batch.mask[chosen], batch.old_log_probs[chosen]
             log_probs = _to_width(self.unit_log_probs(scores, index, choices), mask.shape[1])
             if first:
