@@ -22,8 +22,22 @@ class Usual(NamedTuple):
 USUAL = {
     "VirtualHome": Usual(24_576, 16),
     "VirtualHome-entertainment-v0": Usual(294_912, 256, settings={"minibatches": 2}),
-    # Programs take long to run and are written side by side; an episode has five at most.
-    "DataSciCoding": Usual(6_144, 64, 4),
+    # Programs take long to run: few of them, written and run side by side, and large steps. No entropy bonus: that of a
+    # text is paid by its length. The smaller the parts of a batch, the less of it is padding.
+    "DataSciCoding": Usual(
+        steps=3_584,
+        num_envs=64,
+        rollout_steps=1,
+        settings={
+            "actor_lr": 1e-3,
+            "critic_lr": 2e-3,
+            "anneal_decisions": 7_168,
+            "epochs": 3,
+            "entropy_coefficient": 0.0,
+            "kl_threshold": 0.05,
+            "tokens_per_forward": 1_024,
+        },
+    ),
 }
 """Worlds, and families of worlds, that take something else than most."""
 
