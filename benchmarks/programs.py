@@ -91,6 +91,6 @@ def _format(standing: dict[str, Any]) -> tuple[str, ...]:
         str(len(standing["best_of_seeds"])),
         f"{standing['best']:.4f}" if scores else "none works",
         f"{sum(scores) / len(scores):.4f} ({min(scores):.4f} … {max(scores):.4f})" if scores else "",
-        f"{reward['mean']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}]",
-        f"{works['mean']:.0f}% [{works['low']:.0f}, {works['high']:.0f}]",
+        f"{reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}]",
+        f"{works['value']:.0f}% [{works['low']:.0f}, {works['high']:.0f}]",
     )

@@ -128,8 +128,8 @@ def _draw(table: dict[str, dict[str, dict[str, Any]]], optima: dict[str, float |
     at = np.arange(len(table))
     for k, (column, colour) in enumerate(zip(columns, _COLOURS * len(columns), strict=False)):
         intervals = [found[column]["sampled_return"] for found in table.values()]
-        means = np.array([interval["mean"] for interval in intervals])
-        spread = np.array([[i["mean"] - i["low"], i["high"] - i["mean"]] for i in intervals]).T.clip(0)
+        means = np.array([interval["value"] for interval in intervals])
+        spread = np.array([[i["value"] - i["low"], i["high"] - i["value"]] for i in intervals]).T.clip(0)
         axes.bar(at + (k + 0.5) * width - 0.4, means, width, yerr=spread, color=colour, label=column, capsize=2)
     for k, best in enumerate(optima.values()):
         if best is not None:

@@ -41,8 +41,8 @@ def test_best_programs_and_the_last_tenth_stand_beside_published_numbers(tmp_pat
     write_programs([(config, cells_of(config, tmp_path / "run"))], tmp_path, Console(quiet=True))
     found = json.loads((tmp_path / "programs.json").read_text())["sets"]["breast-w"]
     assert found["poad"]["best"] == 0.95 and found["poad"]["program"] == "score = 0.95"
-    assert found["poad"]["reward"] == {"mean": 0.5, "low": 0.0, "high": 1.0}
-    assert found["ntpo"]["works"]["mean"] == 0.5
+    assert found["poad"]["reward"] == {"value": 0.5, "low": 0.0, "high": 1.0}
+    assert found["ntpo"]["works"]["value"] == 0.5
     assert found["ntpo"]["best_of_seeds"] == {"0": None, "1": 0.8}
     text = (tmp_path / "programs.md").read_text()
     assert "| breast-w | poad | 2 | 0.9500 | 0.9250 (0.9000 … 0.9500) | 0.500 [0.000, 1.000] | 50% [50, 50] |" in text

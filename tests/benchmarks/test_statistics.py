@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from benchmarks.statistics import bootstrap_mean
+from benchmarks.statistics import (
+    bootstrap_mean,
+    interquartile_mean,
+    mean,
+    performance_profile,
+    probability_of_improvement,
+)
 
 
 def test_values_that_do_not_vary_have_no_interval() -> None:
@@ -26,3 +32,63 @@ def test_interval_has_the_width_of_both_levels_of_chance(between: float, within:
 def test_same_numbers_give_the_same_interval() -> None:
     values = np.random.default_rng(0).random((3, 20))
     assert bootstrap_mean(values) == bootstrap_mean(values)
+
+
+def test_interquartile_mean_is_scipys_trimmed_mean_over_all_tasks() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(1)
+    for seeds in (2, 3, 7, 10):
+        tasks = rng.normal(size=(3, seeds))
+        assert interquartile_mean(tasks).value == pytest.approx(stats.trim_mean(tasks.ravel(), 0.25))
+
+
+def test_intervals_are_scipys_stratified_bootstrap() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(2)
+    tasks = [rng.gamma(2, size=12), 3 + rng.normal(size=8)]
+
+    def middle(*runs: np.ndarray, axis: int) -> np.ndarray:
+        return np.asarray(stats.trim_mean(np.concatenate(runs, axis), 0.25, axis=axis))
+
+    theirs = stats.bootstrap(tasks, middle, n_resamples=10_000, method="percentile", rng=rng).confidence_interval
+    _, low, high = interquartile_mean(tasks)
+    assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.03)
+
+
+def test_interval_of_a_mean_over_tasks_has_the_width_of_the_seeds_alone() -> None:
+    rng = np.random.default_rng(3)
+    tasks = [10 * task + rng.normal(size=50) for task in range(4)]  # what tells tasks apart is not chance
+    value, low, high = mean(tasks)
+    assert value == pytest.approx(np.mean(tasks))
+    error = np.sqrt(sum(task.var() / len(task) for task in tasks)) / len(tasks)
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.05)
+
+
+def test_probability_of_improvement_is_mann_whitneys_u() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(4)
+    ours, theirs = rng.integers(0, 5, 9), rng.integers(0, 5, 6)  # with ties
+    expected = stats.mannwhitneyu(ours, theirs).statistic / (9 * 6)
+    value, low, high = probability_of_improvement([ours], [theirs])
+    assert value == pytest.approx(expected)
+    assert low < value < high
+    assert probability_of_improvement([theirs], [ours]).value == pytest.approx(1 - expected)
+    assert probability_of_improvement([[3, 4], [3, 4]], [[1, 2], [3, 4]]) == pytest.approx(
+        (0.75, 0.625, 0.875), abs=0.13
+    )
+    with pytest.raises(ValueError, match="2 tasks of ours beside 1 of theirs"):
+        probability_of_improvement([[1, 2], [1, 2]], [[1, 2]])
+
+
+def test_performance_profile_counts_runs_above_each_threshold() -> None:
+    tasks = [[0.1, 0.5, 0.9, 0.9], [0.5, 0.5]]
+    profile = performance_profile(tasks, [0.0, 0.1, 0.5, 0.9])
+    assert [point.value for point in profile] == pytest.approx([1.0, (0.75 + 1) / 2, (0.5 + 0) / 2, 0.0])
+    assert all(point.low <= point.value <= point.high for point in profile)
+    assert profile[0] == pytest.approx((1, 1, 1))
+
+
+@pytest.mark.parametrize("tasks", [[], [[1.0]], [[1.0, 2.0], [1.0]]])
+def test_no_interval_from_one_run(tasks: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="an interval needs two runs of every task"):
+        mean(tasks)
