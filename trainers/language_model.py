@@ -44,11 +44,16 @@ class LanguageModel:
     tokenizer : Tokenizer
     checkpointing : bool
         Compute activations again in the backward pass instead of keeping them.
+    temperature : float
+        What logits are divided by before anybody sees them or samples from them.
     """
 
-    def __init__(self, model: PeftModel, tokenizer: Tokenizer, *, checkpointing: bool = False) -> None:
+    def __init__(
+        self, model: PeftModel, tokenizer: Tokenizer, *, checkpointing: bool = False, temperature: float = 1.0
+    ) -> None:
         self.model = model
         self.checkpointing = checkpointing
+        self.temperature = temperature
         # A model's own generation settings (a repetition penalty, say) would sample from another distribution than the
         # one that is scored.
         model.generation_config = model.get_base_model().generation_config = GenerationConfig()
@@ -81,7 +86,8 @@ class LanguageModel:
             logits = self.model(**self._packed_inputs(batch), use_cache=False, logits_to_keep=columns).logits
         else:
             logits = self._at_nodes(batch, lambda **inputs: self.model(**inputs, use_cache=False).logits)
-        return logits[..., : self.tokenizer.vocab_size]
+        logits = logits[..., : self.tokenizer.vocab_size]
+        return logits if self.temperature == 1 else logits / self.temperature
 
     @torch.no_grad()
     def features(self, batch: PackedBatch) -> torch.Tensor:
@@ -168,7 +174,7 @@ class LanguageModel:
         config = GenerationConfig(
             max_new_tokens=max_tokens,
             do_sample=not greedy,
-            temperature=1.0,
+            temperature=self.temperature,
             top_k=0,
             top_p=1.0,
             pad_token_id=pad,
@@ -224,6 +230,7 @@ def load_language_model(
     lora_targets: Sequence[str] = ("q_proj", "v_proj"),
     quantize: str | None = None,
     gradient_checkpointing: bool = False,
+    temperature: float = 1.0,
 ) -> LanguageModel:
     """Load a causal model, freeze it, and put a fresh LoRA adapter on it. Seed torch before: the adapter is random.
 
@@ -241,6 +248,8 @@ def load_language_model(
         Names of the linear layers that get an adapter, or ``("all-linear",)``.
     quantize : str, optional
         ``"4bit"`` (NF4) or ``"8bit"``, through bitsandbytes.
+    temperature : float
+        What logits are divided by, in sampling and in scoring alike.
 
     Raises
     ------
@@ -275,7 +284,7 @@ def load_language_model(
     # Without dropout the two modes compute the same, but checkpointing works in training mode alone, and on a CPU
     # bitsandbytes packs 4-bit weights in evaluation mode into a form that gradients do not go through.
     adapted.train(gradient_checkpointing or quantize is not None)
-    return LanguageModel(adapted, tokens, checkpointing=gradient_checkpointing)
+    return LanguageModel(adapted, tokens, checkpointing=gradient_checkpointing, temperature=temperature)
 
 
 def resolve_device(device: str) -> torch.device:

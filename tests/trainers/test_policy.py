@@ -184,17 +184,21 @@ def test_entropies_are_those_of_the_enumerated_distributions(tiny_model: Callabl
         torch.testing.assert_close(scores.node_entropies[b, 0, 0], at_root, atol=1e-5, rtol=1e-5)
 
 
-def test_free_text_is_scored_by_the_distribution_that_sampled_it(tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_free_text_is_scored_by_the_distribution_that_sampled_it(
+    tiny_model: Callable[[str], Path], temperature: float
+) -> None:
     model = load("llama", tiny_model)
+    model.temperature = temperature
     policy = make_policy(model, "free")
     prompts = [prompt for prompt, _ in questions(model)]
     torch.manual_seed(1)
     said = model.generate(prompts, max_tokens=12, greedy=False)
     assert all(1 <= len(ids) <= 12 for ids in said)
     asked = [(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, said, strict=True)]
-    scores = policy.score(policy.pack(asked))
+    scores = policy.score(policy.pack(asked), with_node_entropies=True)
     for b, (prompt, ids) in enumerate(zip(prompts, said, strict=True)):
-        logits = reference_logits(model, prompt, ids).log_softmax(-1)
+        logits = (reference_logits(model, prompt, ids) / temperature).log_softmax(-1)
         expected = logits[torch.arange(len(ids)), torch.tensor(ids)]
         torch.testing.assert_close(scores.token_log_probs[b, 0, : len(ids)], expected, atol=1e-5, rtol=1e-5)
         entropy = -(logits.exp() * logits).sum()
@@ -208,14 +212,16 @@ def test_greedy_free_text_takes_the_likeliest_token_each_time(tiny_model: Callab
         assert tuple(reference_logits(model, prompt, ids).argmax(-1).tolist()) == ids
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_free_text_follows_the_models_distribution_and_stops_at_the_end_token(
-    tiny_model: Callable[[str], Path],
+    tiny_model: Callable[[str], Path], temperature: float
 ) -> None:
     model = load("llama", tiny_model)
+    model.temperature = temperature
     prompt = questions(model)[1][0]
     torch.manual_seed(5)
     first = [ids[0] for ids in model.generate([prompt] * 4000, max_tokens=1, greedy=False)]
-    expected = reference_logits(model, prompt, (0,))[0].softmax(-1)
+    expected = (reference_logits(model, prompt, (0,))[0] / temperature).softmax(-1)
     observed = torch.bincount(torch.tensor(first), minlength=len(expected)) / len(first)
     likely = expected > 0.02
     assert likely.sum() >= 3

@@ -118,6 +118,7 @@ class PPOAgent(ABC):
             lora_targets=resolved.lora_targets,
             quantize=resolved.quantize,
             gradient_checkpointing=resolved.gradient_checkpointing,
+            temperature=resolved.temperature,
         )
         _check_tokenizers(self.world_tokenizer, language_model)
         language_model.packs &= resolved.packing

@@ -38,6 +38,8 @@ class Settings:
     """What log-likelihoods are divided by with behaviour=candidates: token, word, none."""
     end_token: bool = True
     """Whether an action ends with the end token (the paper's code: no)."""
+    temperature: float = 1.0
+    """What logits are divided by, in sampling and in scoring alike; below 1, unlikely tokens become rarer."""
     max_action_tokens: int | None = None
     """At most this many tokens with behaviour=free; by default what fits into the action space."""
 
@@ -108,7 +110,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        for name in ("actor_lr", "critic_lr", "clip", "max_grad_norm", "kl_threshold"):
+        for name in ("actor_lr", "critic_lr", "clip", "max_grad_norm", "kl_threshold", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive and finite")
         for name in ("value_coefficient", "entropy_coefficient", "advantage_std_floor", "anneal_decisions", "seed"):
