@@ -1,7 +1,7 @@
 """The process that programs are forked from: executed with a clean environment, never forked from the trainer.
 
 It imports what programs need once, puts the kernel's layers around itself, proves them, and then forks a child for each
-request: one stands by, warm, when the request comes. It never reads a task and is never written to by a program.
+request: one stands by when the request comes. It never reads a task and is never written to by a program.
 """
 
 from __future__ import annotations
@@ -216,8 +216,6 @@ class Zygote:
             self.control.close()
             isolation.die_with_parent(parent)
             isolation.forbid_inspection()
-            if "sklearn" in sys.modules:
-                exec(_WARM, {})  # what a fit writes to is copied now, not when it is waited for
             message, descriptors = receive(channel, 1)
             if not message:
                 os._exit(0)
