@@ -171,19 +171,16 @@ class LanguageModel:
         width, pad = max(map(len, prompts)), self.tokenizer.pad_id
         input_ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
         attention = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        sampling = {"do_sample": False} if greedy else {"do_sample": True, "temperature": self.temperature, "top_k": 0}
         config = GenerationConfig(
             max_new_tokens=max_tokens,
-            do_sample=not greedy,
-            temperature=self.temperature,
-            top_k=0,
-            top_p=1.0,
+            **sampling,
             pad_token_id=pad,
             eos_token_id=list(self.tokenizer.stop_ids),
             # A cache that grows is copied for every token, which on a CPU takes longer than the model does.
             cache_implementation="static" if self.device.type == "cpu" else None,
         )
-        with warnings.catch_warnings(), self._without_checkpointing():
-            warnings.simplefilter("ignore")  # of sampling settings that greedy decoding does not use
+        with self._without_checkpointing():
             output = self.model.generate(
                 input_ids=input_ids.to(self.device),
                 attention_mask=attention.to(self.device),
