@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -16,19 +18,30 @@ from rich.table import Table
 from benchmarks.cell import Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import PAPER_PROGRAMS
-from benchmarks.report import keep_table, read_metrics
+from benchmarks.report import COLOURS, draw_seeds, keep_table, read_metrics
 from benchmarks.statistics import bootstrap_mean
 from trainers.loop import BEST_PROGRAM_FILE
 
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
 _LAST = 0.9
-_HEADER = ("data set", "by", "seeds", "best program", "in runs", "last tenth: reward", "programs that work")
+_RANGE = re.compile(r" [\[(].*?[\])]")  # has no room in a terminal
+_MEASURES = {
+    "reward": "mean reward",
+    "works": "share of programs that work",
+    "score": "mean ROC AUC of those",
+    "best_score": "best ROC AUC so far",
+}
+_HEADER = ("data set", "by", "seeds", "best program", "in runs", "last tenth: reward", "that work", "their ROC AUC")
 _NOTE = """
 ROC AUC on five random splits in halves. "Best program" is the best of all that an agent's runs wrote, "in runs" the
 mean over the runs of each one's best, with the range: maxima over many programs, scored on the splits on which they
 were chosen. "Last tenth" is the mean reward (−1 for a program that fails) over the last tenth of a run's decisions,
-with its 95 % interval (bootstrap over seeds, and over the rollouts of each). Paper: table 4 of arXiv 2405.15821,
-CodeLLaMA-7B and 10,000 decisions, with the CAAFE results it gives. Model, rows, splits and classifiers are not the
-same, so those rows say what is usual on a set and not who is better.
+then the share of programs that work and the mean ROC AUC of those, with 95 % intervals (bootstrap over seeds, and over
+the rollouts of each; few seeds make them too narrow). Paper: table 4 of arXiv 2405.15821, CodeLLaMA-7B and 10,000
+decisions, with the CAAFE results it gives. Model, rows, splits and classifiers are not the same, so those rows say what
+is usual on a set and not who is better.
 """.strip().replace("\n", " ")
 
 
@@ -38,7 +51,8 @@ def wrote_programs(cells: list[Cell]) -> bool:
 
 
 def write_programs(runs: list[tuple[BenchmarkConfig, list[Cell]]], folder: Path, console: Console) -> None:
-    """Print the table, and write it as ``programs.md`` and, with every seed's numbers, as ``programs.json``."""
+    """Print the table, write it as ``programs.md`` and, with every seed's numbers, as ``programs.json``, and draw the
+    curves behind it as ``programs.png``."""
     rows: list[tuple[str, ...]] = []
     found: dict[str, dict[str, Any]] = {}
     for config, cells in runs:
@@ -49,16 +63,40 @@ def write_programs(runs: list[tuple[BenchmarkConfig, list[Cell]]], folder: Path,
             rows.append((name, algo, *_format(standing)))
     for name in found:
         if published := PAPER_PROGRAMS.get(name):
-            rows += [(name, by, "", f"{score:.4f}", "", "", "") for by, score in published.items()]
+            rows += [(name, by, "", f"{score:.4f}", "", "", "", "") for by, score in published.items()]
     rows.sort(key=lambda row: list(found).index(row[0]))
     table = Table(title="Programs", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in _HEADER:
         table.add_column(column, justify="left" if column in _HEADER[:2] else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(_RANGE.sub("", cell)) for cell in row))
     console.print(table)
     keep_table(folder / "programs.md", _NOTE, _HEADER, rows, {"note": _NOTE, "sets": found})
     console.print(f"table: {folder / 'programs.md'}", soft_wrap=True)
+    console.print(f"figure: {_draw(runs, folder / 'programs.png')}", soft_wrap=True)
+
+
+def _draw(runs: list[tuple[BenchmarkConfig, list[Cell]]], path: Path) -> Path:
+    """A row for each run; in it a panel for each measure, over decisions."""
+    figure, panels = plt.subplots(
+        len(runs), len(_MEASURES), figsize=(14, 3 * len(runs) + 0.6), layout="constrained", squeeze=False
+    )
+    for (config, cells), row in zip(runs, panels, strict=True):
+        for axes, (measure, title) in zip(row, _MEASURES.items(), strict=True):
+            for algo, colour in zip(config.algos, COLOURS * len(config.algos), strict=False):
+                draw_seeds(axes, algo, [cell for cell in cells if cell.algo == algo], measure, colour)
+            axes.set_title(title, fontsize="medium")
+            axes.grid(alpha=0.25)
+        if published := PAPER_PROGRAMS.get(_data_set(config)):
+            for (by, score), style in zip(published.items(), ("--", "-.", ":"), strict=True):
+                row[-1].axhline(score, color="black", linestyle=style, linewidth=1, label=by)
+        row[0].set_ylabel(_data_set(config))
+        row[-1].legend(fontsize="small")
+    for axes in panels[-1]:
+        axes.set_xlabel("decisions")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
 
 
 def _data_set(config: BenchmarkConfig) -> str:
@@ -71,11 +109,11 @@ def _standing(cells: list[Cell]) -> dict[str, Any]:
     curves = {cell.seed: read_metrics(cell) for cell in cells}
     best = {seed: lines[-1].get("best_score") for seed, lines in curves.items()}
     last = [[line for line in lines if line["step"] > _LAST * lines[-1]["step"]] for lines in curves.values()]
-    shortest = min(map(len, last))
     standing: dict[str, Any] = {"best_of_seeds": best}
-    for measure in ("reward", "works"):
-        values = [[line[measure] for line in lines[-shortest:]] for lines in last]
-        standing[measure] = bootstrap_mean(values)._asdict()
+    for measure in ("reward", "works", "score"):
+        values = [[line[measure] for line in lines if measure in line] for lines in last]
+        if shortest := min(map(len, values)):  # no score where no program of a seed works
+            standing[measure] = bootstrap_mean([own[-shortest:] for own in values])._asdict()
     scored = {seed: score for seed, score in best.items() if score is not None}
     if scored:
         champion = max(scored, key=lambda seed: scored[seed])
@@ -86,11 +124,16 @@ def _standing(cells: list[Cell]) -> dict[str, Any]:
 
 def _format(standing: dict[str, Any]) -> tuple[str, ...]:
     scores = [score for score in standing["best_of_seeds"].values() if score is not None]
-    reward, works = standing["reward"], {key: 100 * share for key, share in standing["works"].items()}
+    works = {key: 100 * share for key, share in standing["works"].items()}
     return (
         str(len(standing["best_of_seeds"])),
         f"{standing['best']:.4f}" if scores else "none works",
         f"{sum(scores) / len(scores):.4f} ({min(scores):.4f} … {max(scores):.4f})" if scores else "",
-        f"{reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}]",
+        _interval(standing["reward"]),
         f"{works['value']:.0f}% [{works['low']:.0f}, {works['high']:.0f}]",
+        _interval(standing["score"]) if "score" in standing else "",
     )
+
+
+def _interval(found: dict[str, float]) -> str:
+    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"

@@ -25,9 +25,10 @@ from trainers.loop import METRICS_FILE
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 NEAR_OPTIMUM = 0.9
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which colour-blind readers can tell apart."""
 
 
@@ -158,18 +159,8 @@ def _format(row: Row, optimum: float | None) -> list[str]:
 def draw_curves(config: BenchmarkConfig, cells: list[Cell], summary: Summary, path: Path) -> Path:
     """Mean return of the last 20 training episodes over decisions: a line for each seed, a thick one for their mean."""
     figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
-    for algo, colour in zip(config.algos, _COLOURS * len(config.algos), strict=False):
-        curves = [_curve(cell) for cell in cells if cell.algo == algo]
-        curves = [curve for curve in curves if len(curve[0])]
-        if not curves:
-            continue
-        grid = np.linspace(max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves), 200)
-        resampled = np.stack([np.interp(grid, *curve) for curve in curves])
-        for curve in curves:
-            axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8, marker="o" if len(curve[0]) == 1 else None)
-        axes.fill_between(grid, resampled.min(0), resampled.max(0), color=colour, alpha=0.12, linewidth=0)
-        label = f"{algo.rpartition(':')[2]} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
-        axes.plot(grid, resampled.mean(0), color=colour, linewidth=2.2, label=label)
+    for algo, colour in zip(config.algos, COLOURS * len(config.algos), strict=False):
+        draw_seeds(axes, algo, [cell for cell in cells if cell.algo == algo], "recent_return", colour)
     if summary.optimal_return is not None:
         axes.axhline(summary.optimal_return, color="black", linestyle="--", linewidth=1, label="optimum")
     axes.axhline(summary.random_return, color="grey", linestyle=":", linewidth=1.4, label="random policy")
@@ -183,6 +174,16 @@ def draw_curves(config: BenchmarkConfig, cells: list[Cell], summary: Summary, pa
     return path
 
 
-def _curve(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
-    lines = [line for line in read_metrics(cell) if "recent_return" in line]
-    return np.array([line["step"] for line in lines]), np.array([line["recent_return"] for line in lines])
+def draw_seeds(axes: Axes, algo: str, cells: list[Cell], measure: str, colour: str) -> None:
+    """What the metrics of an agent's runs say of one measure: a line for each seed, a thick one for their mean."""
+    lines = [[line for line in read_metrics(cell) if measure in line] for cell in cells]
+    curves = [([line["step"] for line in own], [line[measure] for line in own]) for own in lines if own]
+    if not curves:
+        return
+    grid = np.linspace(max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves), 200)
+    resampled = np.stack([np.interp(grid, *curve) for curve in curves])
+    for curve in curves:
+        axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8, marker="o" if len(curve[0]) == 1 else None)
+    axes.fill_between(grid, resampled.min(0), resampled.max(0), color=colour, alpha=0.12, linewidth=0)
+    label = f"{algo.rpartition(':')[2]} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
+    axes.plot(grid, resampled.mean(0), color=colour, linewidth=2.2, label=label)

@@ -87,6 +87,7 @@ def tabulate_programs(folders: Sequence[Path], output: Path) -> None:
         runs.append((config, cells))
     if not runs:
         raise ValueError("name the folders of one or more runs")
+    output.mkdir(parents=True, exist_ok=True)
     write_programs(runs, output, Console())
 
 

@@ -25,7 +25,7 @@ def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None])
         score = best[cell.algo, cell.seed]
         lines = [
             {"step": 10 * k, "reward": cell.seed if k > 18 else -1, "works": 0.5 if k > 18 else 0}
-            | ({} if score is None else {"best_score": score})
+            | ({} if score is None else {"best_score": score, "score": score - (k < 10)})
             for k in range(1, 21)
         ]
         (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -45,8 +45,11 @@ def test_best_programs_and_the_last_tenth_stand_beside_published_numbers(tmp_pat
     assert found["ntpo"]["works"]["value"] == 0.5
     assert found["ntpo"]["best_of_seeds"] == {"0": None, "1": 0.8}
     text = (tmp_path / "programs.md").read_text()
-    assert "| breast-w | poad | 2 | 0.9500 | 0.9250 (0.9000 … 0.9500) | 0.500 [0.000, 1.000] | 50% [50, 50] |" in text
+    numbers = "0.9250 (0.9000 … 0.9500) | 0.500 [0.000, 1.000] | 50% [50, 50] | 0.925 [0.900, 0.950]"
+    assert f"| breast-w | poad | 2 | 0.9500 | {numbers} |" in text
     assert "| breast-w | ntpo | 2 | 0.8000 | 0.8000 (0.8000 … 0.8000) |" in text
+    assert "score" not in found["ntpo"], "a seed of which no program works has no mean score"
+    assert (tmp_path / "programs.png").stat().st_size > 10_000
     for row in ("paper, POAD |  | 0.9981", "CAAFE, GPT-3.5 |  | 0.9809", "CAAFE, GPT-4 |  | 0.9809"):
         assert f"| breast-w | {row} |" in text
 
@@ -54,8 +57,9 @@ def test_best_programs_and_the_last_tenth_stand_beside_published_numbers(tmp_pat
 def test_several_runs_make_one_table_and_unfinished_ones_are_named(tmp_path: Path) -> None:
     for name, env in (("a", ENV), ("b", "DataSciCoding-airlines-v0")):
         write_run(tmp_path / name, env, {("poad", 0): 0.6})
-    tabulate_programs([tmp_path / "a", tmp_path / "b"], tmp_path)
-    rows = [line for line in (tmp_path / "programs.md").read_text().splitlines() if "| poad |" in line]
+    out = tmp_path / "new" / "tables"
+    tabulate_programs([tmp_path / "a", tmp_path / "b"], out)
+    rows = [line for line in (out / "programs.md").read_text().splitlines() if "| poad |" in line]
     assert [row.split(" | ")[0] for row in rows] == ["| breast-w", "| airlines"]
     (tmp_path / "b" / "poad" / "seed-0" / RESULT_FILE).unlink()
     with pytest.raises(ValueError, match="seed-0 is not finished: make bench RESUME="):
