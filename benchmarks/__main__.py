@@ -1,6 +1,6 @@
 """``python -m benchmarks run`` compares agents, ``resume`` goes on with a run that was stopped.
 
-``programs`` makes one table of the programs that several runs wrote.
+``programs`` makes one table of the programs that several runs wrote, ``credit`` shows where in an action credit goes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks.config import BenchmarkConfig
-from benchmarks.run import CellFailed, resume, run, tabulate_programs
+from benchmarks.run import CellFailed, resume, run, study_credit, tabulate_programs
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,20 @@ class ProgramsConfig:
     """Where programs.md and programs.json are written."""
 
 
+@dataclass(frozen=True)
+class CreditConfig:
+    """Where credit goes inside an action: the paper's case study, from exact values and from trained critics."""
+
+    run: tyro.conf.Positional[Path | None] = None
+    """The folder of a finished run in VirtualHome-food-preparation-v0, whose critics are asked too."""
+    output: Path = Path("runs")
+    """Where credit.md, credit.json and credit.png are written."""
+
+
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config = tyro.extras.subcommand_cli_from_dict(
-        {"run": BenchmarkConfig, "resume": ResumeConfig, "programs": ProgramsConfig},
+        {"run": BenchmarkConfig, "resume": ResumeConfig, "programs": ProgramsConfig, "credit": CreditConfig},
         prog="python -m benchmarks",
         config=(tyro.conf.OmitArgPrefixes,),
     )
@@ -46,6 +56,8 @@ def main() -> None:
             resume(config.folder)
         elif isinstance(config, ProgramsConfig):
             tabulate_programs(config.folders, config.output)
+        elif isinstance(config, CreditConfig):
+            study_credit(config.run, config.output)
         else:
             run(config)
     except (ValueError, CellFailed) as error:

@@ -125,7 +125,7 @@ def keep_table(
 ) -> None:
     """Write a table in Markdown below its note, and the numbers it was made of beside it as JSON."""
     lines = [note, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     write_atomically(path, "\n".join(lines) + "\n")
     write_atomically(path.with_suffix(".json"), json.dumps(numbers, indent=2) + "\n")
 

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from benchmarks.cell import Cell, run_cell
 from benchmarks.config import BenchmarkConfig, parse_variant
+from benchmarks.credit_study import study
 from benchmarks.display import Display
 from benchmarks.programs import write_programs, wrote_programs
 from benchmarks.report import draw_curves, summarise, write_tables
@@ -74,21 +75,36 @@ def tabulate_programs(folders: Sequence[Path], output: Path) -> None:
     ValueError
         If there is no folder, or one that is not that of a benchmark which wrote programs and is done.
     """
-    runs = []
-    for folder in folders:
-        if not (folder / CONFIG_FILE).is_file():
-            raise ValueError(f"{folder} is no benchmark's folder: it has no {CONFIG_FILE}")
-        config = BenchmarkConfig.load(folder / CONFIG_FILE)
-        cells = cells_of(config, folder)
-        if unfinished := [cell.path for cell in cells if cell.result is None]:
-            raise ValueError(f"{unfinished[0]} is not finished: make bench RESUME={folder}")
+    runs = [_finished(folder) for folder in folders]
+    for folder, (_, cells) in zip(folders, runs, strict=True):
         if not wrote_programs(cells):
             raise ValueError(f"in {folder} no programs were written")
-        runs.append((config, cells))
     if not runs:
         raise ValueError("name the folders of one or more runs")
     output.mkdir(parents=True, exist_ok=True)
     write_programs(runs, output, Console())
+
+
+def study_credit(folder: Path | None, output: Path) -> None:
+    """The case study of credit inside an action, with the critics of a finished run where one is given.
+
+    Raises
+    ------
+    ValueError
+        If the folder is not that of a finished benchmark in the study's world.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    study(None if folder is None else _finished(folder), output, Console())
+
+
+def _finished(folder: Path) -> tuple[BenchmarkConfig, list[Cell]]:
+    if not (folder / CONFIG_FILE).is_file():
+        raise ValueError(f"{folder} is no benchmark's folder: it has no {CONFIG_FILE}")
+    config = BenchmarkConfig.load(folder / CONFIG_FILE)
+    cells = cells_of(config, folder)
+    if unfinished := [cell.path for cell in cells if cell.result is None]:
+        raise ValueError(f"{unfinished[0]} is not finished: make bench RESUME={folder}")
+    return config, cells
 
 
 def _run_cells(config: BenchmarkConfig, folder: Path) -> Path:

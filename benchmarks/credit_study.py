@@ -1,0 +1,336 @@
+"""Where credit goes inside an action: the paper's case study (arXiv 2405.15821, figures 6 to 12).
+
+Two decisions of food preparation, each between opening and closing the microwave: with the pancake in hand opening is
+right, with the pancake inside closing is. The phrases differ in their first token alone, so that is where credit
+belongs. It is counted from exact values, found by solving the world's tabular decision process under a policy, and from
+the critics of trained agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import matplotlib
+import numpy as np
+from rich.console import Console
+
+import trainers
+from benchmarks.cell import Cell, make_agent, make_envs
+from benchmarks.config import BenchmarkConfig
+from benchmarks.report import keep_table
+from benchmarks.statistics import Interval, mean
+from trainers.checkpoint import LAST
+from trainers.loop import CHECKPOINTS_FOLDER
+from trainers.prefix_tree import PrefixTree, Question, build_tree
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+WORLD = "VirtualHome-food-preparation-v0"
+OPEN, CLOSE = "open the microwave", "close the microwave"
+_TO_THE_MICROWAVE = ("walk to the pancake", "grab the pancake", "walk to the microwave")
+DECISIONS = {
+    "pancake in hand": _TO_THE_MICROWAVE,
+    "pancake inside": (*_TO_THE_MICROWAVE, OPEN, "put the pancake in the microwave"),
+}
+"""What is done before each decision."""
+
+
+class Outcome(NamedTuple):
+    """What an action leads to: its reward, and the situation after it, or None where the episode ends."""
+
+    reward: float
+    after: int | None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A state of the world: what is seen of it, and what each available action leads to."""
+
+    text: str
+    outcomes: dict[str, Outcome]
+
+
+def explore(env_id: str = WORLD) -> list[Situation]:
+    """Every state that can be reached, the first one first; the limit of steps does not count."""
+    world: Any = gym.make(env_id, interface="text").unwrapped
+    text, info = world.reset(seed=0)
+    start = world.state
+    known, seen = {_key(start): 0}, [(start, text, info["available_actions"])]
+    found: list[Situation] = []
+    while len(found) < len(seen):
+        state, text, actions = seen[len(found)]
+        outcomes = {}
+        for action in actions:
+            world.state = state
+            after, reward, terminated, _, info = world.step(action)
+            if terminated:
+                outcomes[action] = Outcome(float(reward), None)
+                continue
+            reached = {"fields": world.state["fields"] | {"_steps": 0}, "random": start["random"]}
+            if _key(reached) not in known:
+                known[_key(reached)] = len(seen)
+                seen.append((reached, after, info["available_actions"]))
+            outcomes[action] = Outcome(float(reward), known[_key(reached)])
+        found.append(Situation(text, outcomes))
+    return found
+
+
+def _key(state: dict[str, Any]) -> Any:
+    return state["fields"]["_household_state"]
+
+
+def follow(situations: Sequence[Situation], actions: Sequence[str]) -> int:
+    """The situation that actions lead to from the first one."""
+    at = 0
+    for action in actions:
+        after = situations[at].outcomes[action].after
+        assert after is not None
+        at = after
+    return at
+
+
+def ask(agent: Any, situation: Situation) -> Question:
+    """A situation as the question that an agent is asked in it."""
+    tokenizer = agent.tokenizer
+    candidates = [tokenizer.encode_action(action) for action in situation.outcomes]
+    if not agent.settings.end_token:
+        candidates = [ids[:-1] for ids in candidates]
+    return tokenizer.prompt(tokenizer.encode_observation(situation.text)[0]), build_tree(tuple(map(tuple, candidates)))
+
+
+def exact_values(
+    situations: Sequence[Situation],
+    trees: Sequence[PrefixTree],
+    log_probs: Sequence[np.ndarray],
+    *,
+    gamma: float,
+    gamma_token: float,
+) -> list[np.ndarray]:
+    """Values of all prefixes under a policy, from its Bellman equations (arXiv 2405.15821, eqs. 9, 10 and 13, 14).
+
+    Parameters
+    ----------
+    trees : sequence of PrefixTree
+        The actions of each situation, in its order.
+    log_probs : sequence of float arrays (K, L)
+        Of each token of each action, given those before it.
+    gamma, gamma_token : float
+        Discount of a decision (γ_a) and of a token that is not its last (γ_w).
+
+    Returns
+    -------
+    list of float64 arrays (M,)
+        For each situation the values at the nodes of its tree, the root first.
+    """
+    count = len(situations)
+    weights, constants = np.zeros((count, count)), np.zeros(count)
+    lengths = [tree.mask.sum(1) for tree in trees]
+    for i, situation in enumerate(situations):
+        chances = np.exp(log_probs[i].sum(1)) * gamma_token ** (lengths[i] - 1)
+        for chance, outcome in zip(chances, situation.outcomes.values(), strict=True):
+            constants[i] += chance * outcome.reward
+            if outcome.after is not None:
+                weights[i, outcome.after] += chance * gamma
+    roots = np.linalg.solve(np.eye(count) - weights, constants)
+
+    values = []
+    for i, situation in enumerate(situations):
+        ends = np.array([_worth(outcome, roots, gamma) for outcome in situation.outcomes.values()])
+        nodes = np.zeros(len(trees[i].node_tokens))
+        for k, end in enumerate(ends):
+            for depth, node in enumerate(trees[i].path_nodes[k, : lengths[i][k]]):
+                chance = np.exp(log_probs[i][k, depth : lengths[i][k]].sum())
+                nodes[node] += chance * gamma_token ** (lengths[i][k] - 1 - depth) * end
+        values.append(nodes)
+    return values
+
+
+def _worth(outcome: Outcome, roots: np.ndarray, gamma: float) -> float:
+    return outcome.reward + (0.0 if outcome.after is None else gamma * float(roots[outcome.after]))
+
+
+def token_advantages(
+    tree: PrefixTree, choice: int, nodes: np.ndarray, worth: float, *, gamma_token: float
+) -> np.ndarray:
+    """Advantage of each token of an action: what its own step gains over what was expected before it (λ = 0).
+
+    ``nodes`` are the values at the tree's nodes, ``worth`` what the whole action is: its reward, and the discounted
+    value of what follows.
+    """
+    path = tree.path_nodes[choice, : int(tree.mask[choice].sum())]
+    after = np.append(gamma_token * nodes[path[1:]], worth)
+    return after - nodes[path]
+
+
+Credit = dict[str, dict[str, list[float]]]
+"""By decision and action: the advantage of each token."""
+LEVELS = {"twosome": "action level", "ntpo": "NTPO", "poad": "BAD"}
+"""How each agent gives credit."""
+
+
+def exact_credit(agent: Any, situations: Sequence[Situation]) -> dict[str, Credit]:
+    """By level: advantages under the policy of an agent that samples from a trie, from exact values."""
+    questions = [ask(agent, situation) for situation in situations]
+    trees, log_probs = (
+        [tree for _, tree in questions],
+        [found.token_log_probs for found in agent.policy.assess(questions)],
+    )
+    gamma = agent.gamma
+    by_action = exact_values(situations, trees, log_probs, gamma=gamma, gamma_token=1.0)
+    by_token = exact_values(situations, trees, log_probs, gamma=gamma, gamma_token=gamma)
+    return {
+        "action level": _credit(situations, trees, by_action, gamma, None),
+        "NTPO": _credit(situations, trees, by_token, gamma, gamma),
+        "BAD": _credit(situations, trees, by_action, gamma, 1.0),
+    }
+
+
+def learnt_credit(agent: Any, situations: Sequence[Situation], level: str) -> Credit:
+    """Advantages at an agent's own level, from its critic."""
+    questions = [ask(agent, situation) for situation in situations]
+    values = [assessment.values for assessment in agent.policy.assess(questions)]
+    gamma_token = {"action level": None, "NTPO": agent.gamma, "BAD": 1.0}[level]
+    return _credit(situations, [tree for _, tree in questions], values, agent.gamma, gamma_token)
+
+
+def _credit(
+    situations: Sequence[Situation],
+    trees: Sequence[PrefixTree],
+    values: Sequence[np.ndarray],
+    gamma: float,
+    gamma_token: float | None,
+) -> Credit:
+    roots = np.array([nodes[0] for nodes in values])
+    found: Credit = {}
+    for name, way in DECISIONS.items():
+        at = follow(situations, way)
+        found[name] = {}
+        for action in (OPEN, CLOSE):
+            choice = list(situations[at].outcomes).index(action)
+            worth = _worth(situations[at].outcomes[action], roots, gamma)
+            if gamma_token is None:
+                advantages = np.full(int(trees[at].mask[choice].sum()), worth - roots[at])
+            else:
+                advantages = token_advantages(trees[at], choice, values[at], worth, gamma_token=gamma_token)
+            found[name][action] = advantages.tolist()
+    return found
+
+
+def study(run: tuple[BenchmarkConfig, list[Cell]] | None, folder: Path, console: Console) -> None:
+    """Write the study as ``credit.md`` and ``credit.json`` and draw it as ``credit.png``.
+
+    Without a run it holds what is exact under the policy of the untrained embedded model; with one also what the
+    critics of its agents say, the mean over their seeds with its 95 % interval.
+
+    Raises
+    ------
+    ValueError
+        If the run is of another world, or has fewer than two seeds.
+    """
+    situations = explore()
+    untrained = trainers.make("poad", gym.make(WORLD), seed=0)
+    columns: dict[str, dict[str, Any]] = {
+        f"exact, {level}": {"credit": credit} for level, credit in exact_credit(untrained, situations).items()
+    }
+    if run is not None:
+        columns |= _of_critics(*run, situations)
+    tokenizer = untrained.tokenizer
+    tokens = {
+        action: [tokenizer.decode([i]).strip() for i in tokenizer.encode_action(action)] for action in (OPEN, CLOSE)
+    }
+    header = ("decision", "action", "credit", *(f"token {n}" for n in range(1, 1 + max(map(len, tokens.values())))))
+    rows = []
+    for decision in DECISIONS:
+        for action in (OPEN, CLOSE):
+            for name, column in columns.items():
+                cells = map(_cell, column["credit"][decision][action])
+                rows.append((decision, f"`{' '.join(tokens[action])}`", name, *cells))
+    keep_table(
+        folder / "credit.md", _note(run), header, rows, {"note": _note(run), "tokens": tokens, "credit": columns}
+    )
+    console.print(f"table: {folder / 'credit.md'}", soft_wrap=True)
+    console.print(f"figure: {_draw(columns, tokens, folder / 'credit.png')}", soft_wrap=True)
+
+
+def _of_critics(
+    config: BenchmarkConfig, cells: list[Cell], situations: Sequence[Situation]
+) -> dict[str, dict[str, Any]]:
+    if config.env.rpartition(":")[2] != WORLD:
+        raise ValueError(f"the study is of {WORLD}, and {cells[0].folder} holds runs in {config.env}")
+    if config.seeds < 2:
+        raise ValueError(f"{cells[0].folder} has one seed, and an interval needs two")
+    envs = make_envs(config)
+    columns: dict[str, dict[str, Any]] = {}
+    for algo in (algo for algo in config.algos if algo in LEVELS):
+        found = []
+        for cell in (cell for cell in cells if cell.algo == algo):
+            agent = make_agent(config, cell, envs)
+            agent.load((cell.path / CHECKPOINTS_FOLDER / LAST).resolve())
+            found.append(learnt_credit(agent, situations, LEVELS[algo]))
+        columns[f"critic, {LEVELS[algo]} ({algo})"] = {
+            "seeds": len(found),
+            "credit": {
+                decision: {
+                    action: [mean([values]) for values in zip(*(own[decision][action] for own in found), strict=True)]
+                    for action in (OPEN, CLOSE)
+                }
+                for decision in DECISIONS
+            },
+        }
+    envs.close()
+    return columns
+
+
+def _cell(found: float | Interval) -> str:
+    if isinstance(found, Interval):
+        return f"{_signed(found.value)} [{_signed(found.low)}, {_signed(found.high)}]"
+    return _signed(found)
+
+
+def _signed(number: float) -> str:
+    return f"{round(number, 4) + 0.0:+.4f}"  # there is no −0
+
+
+def _note(run: tuple[BenchmarkConfig, list[Cell]] | None) -> str:
+    note = (
+        "Advantage of each token of an action, one step ahead (λ = 0), in food preparation, between opening and "
+        "closing the microwave. 'Exact' values solve the tabular decision process under the policy of the untrained "
+        "embedded model, which no seed enters."
+    )
+    if run is not None:
+        config, _ = run
+        note += (
+            f" 'Critic' is what critics say after {config.usual.steps:,} decisions, mean over {config.seeds} seeds "
+            "with its 95 % interval (bootstrap)."
+        )
+    return note
+
+
+def _draw(columns: dict[str, dict[str, Any]], tokens: dict[str, list[str]], path: Path) -> Path:
+    """For each decision and action a map: a row for each way to give credit, a column for each token."""
+    figure, panels = plt.subplots(
+        len(DECISIONS), 2, figsize=(11, 1.2 + len(DECISIONS) * (0.6 + 0.42 * len(columns))), layout="constrained"
+    )
+    for row, decision in zip(panels, DECISIONS, strict=True):
+        for axes, action in zip(row, (OPEN, CLOSE), strict=True):
+            cells = [column["credit"][decision][action] for column in columns.values()]
+            numbers = np.array([[cell if isinstance(cell, float) else cell.value for cell in own] for own in cells])
+            # Each way in its own colours: what matters is which token gets the credit, not how much there is.
+            scale = np.abs(numbers).max(1, keepdims=True).clip(1e-12)
+            axes.imshow(numbers / scale, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+            for (y, x), number in np.ndenumerate(numbers):
+                light = abs(number) > 0.6 * scale[y, 0]
+                axes.text(
+                    x, y, _signed(number), ha="center", va="center", color="white" if light else "black", fontsize=8
+                )
+            axes.set_xticks(range(len(tokens[action])), tokens[action])
+            axes.set_yticks(range(len(columns)), list(columns) if action == OPEN else [])
+            axes.set_title(f"{decision}: {action}", fontsize="medium")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
