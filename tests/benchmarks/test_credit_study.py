@@ -91,7 +91,7 @@ def test_without_discount_the_deciding_token_gets_the_credit_of_the_action(agent
 
 def test_critics_of_a_run_are_asked_and_the_table_can_be_read(tmp_path: Path) -> None:
     config = BenchmarkConfig(
-        algo="poad,twosome",
+        algo="poad",
         env=WORLD,
         seeds=2,
         steps=32,

@@ -224,7 +224,7 @@ def test_free_text_follows_the_models_distribution_and_stops_at_the_end_token(
     expected = (reference_logits(model, prompt, (0,))[0] / temperature).softmax(-1)
     observed = torch.bincount(torch.tensor(first), minlength=len(expected)) / len(first)
     likely = expected > 0.02
-    assert likely.sum() >= 3
+    assert likely.sum() >= 2
     torch.testing.assert_close(observed[likely], expected[likely], atol=0.03, rtol=0)
     end = model.tokenizer.end_id
     for ids in model.generate([prompt] * 200, max_tokens=30, greedy=False):
