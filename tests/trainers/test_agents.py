@@ -104,6 +104,7 @@ def test_worlds_with_other_tokens_are_refused_and_the_way_out_is_named(
         ({"epochs": "abc"}, "epochs='abc'"),
         ({"entropy_coefficient": -1.0}, "entropy_coefficient=-1.0"),
         ({"max_action_tokens": 0}, "max_action_tokens=0"),
+        ({"temperature": 0.0}, "temperature=0.0"),
         ({"actor_lr": float("inf")}, "actor_lr=inf"),
     ],
 )
@@ -204,13 +205,16 @@ def test_with_one_token_actions_poad_and_ntpo_are_the_same_agent() -> None:
     assert found[0] == found[1]
 
 
-def test_with_longer_actions_poad_and_ntpo_differ(make_envs: Envs) -> None:
-    found = []
-    for name in ("poad", "ntpo"):
+def test_with_longer_actions_the_discount_of_a_token_tells_poad_and_ntpo_apart(make_envs: Envs) -> None:
+    def losses(name: str, **settings: Any) -> list[float]:
         envs = make_envs(2)
-        agent = trainers.make(name, envs, seed=3)
-        found.append([line["policy_loss"] for line in train(agent, envs, 256, rollout_steps=64)])
-    assert found[0] != found[1]
+        agent = trainers.make(name, envs, seed=3, **settings)
+        return [line["policy_loss"] for line in train(agent, envs, 256, rollout_steps=64)]
+
+    assert losses("ntpo", gamma_token=1.0) == losses("poad")
+    assert losses("ntpo", gamma_token=0.99) == losses("ntpo") != losses("poad")
+    with pytest.raises(ValueError, match=r"gamma_token=1\.5 is not between 0 and 1"):
+        losses("ntpo", gamma_token=1.5)
 
 
 @pytest.mark.parametrize("name", LEARNERS)

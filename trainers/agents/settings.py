@@ -148,6 +148,19 @@ class TokenLevelSettings(Settings):
 
 
 @dataclass(frozen=True)
+class NtpoSettings(TokenLevelSettings):
+    """NTPO's own."""
+
+    gamma_token: float | None = None
+    """γ_w, the discount from one token to the next inside an action; by default gamma. With 1 it is POAD."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma_token is not None and not 0 <= self.gamma_token <= 1:
+            raise ValueError(f"gamma_token={self.gamma_token} is not between 0 and 1")
+
+
+@dataclass(frozen=True)
 class TwosomeSettings(Settings):
     """TWOSOME's own: actions are chosen among whole candidates, and each rollout is used once."""
 
