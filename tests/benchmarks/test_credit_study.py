@@ -12,8 +12,9 @@ from rich.console import Console
 import lang_envs  # noqa: F401 — registers the worlds
 import trainers
 from benchmarks.config import BenchmarkConfig
-from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, WORLD, ask, exact_credit, exact_values, explore, follow
-from benchmarks.run import run, study_credit
+from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, WORLD, ask, exact_credit, study
+from benchmarks.run import cells_of, run, study_credit
+from benchmarks.tabular import exact_values, explore, follow
 
 Prefix = tuple[int, tuple[int, ...]]
 """A situation, and the tokens written in it."""
@@ -25,7 +26,7 @@ def agent() -> Any:
 
 
 def test_the_decision_process_is_the_world() -> None:
-    situations = explore()
+    situations = explore(WORLD)
     world = gym.make(WORLD, interface="text")
     rng = np.random.default_rng(0)
     met = set()
@@ -48,7 +49,7 @@ def test_the_decision_process_is_the_world() -> None:
 
 @pytest.mark.parametrize("gamma_token", [1.0, 0.95, 0.5])
 def test_exact_values_are_where_token_by_token_backups_end(agent: Any, gamma_token: float) -> None:
-    situations = explore()
+    situations = explore(WORLD)
     questions = [ask(agent, situation) for situation in situations]
     log_probs = [found.token_log_probs for found in agent.policy.assess(questions)]
     gamma = 0.8
@@ -77,7 +78,7 @@ def test_exact_values_are_where_token_by_token_backups_end(agent: Any, gamma_tok
 
 
 def test_without_discount_the_deciding_token_gets_the_credit_of_the_action(agent: Any) -> None:
-    credit = exact_credit(agent, explore())
+    credit = exact_credit(agent, explore(WORLD))
     for decision, better in zip(DECISIONS, (OPEN, CLOSE), strict=True):
         for action in (OPEN, CLOSE):
             whole, *same = credit["action level"][decision][action]
@@ -118,9 +119,6 @@ def test_critics_of_a_run_are_asked_and_the_table_can_be_read(tmp_path: Path) ->
 
 
 def test_a_run_elsewhere_or_of_one_seed_is_refused(tmp_path: Path) -> None:
-    from benchmarks.credit_study import study
-    from benchmarks.run import cells_of
-
     for wrong, message in (
         (BenchmarkConfig(env="Overcooked-tomato-salad-v0", seeds=2), "holds runs in Overcooked-tomato-salad-v0"),
         (BenchmarkConfig(env=WORLD, seeds=1), "has one seed, and an interval needs two"),
@@ -130,7 +128,7 @@ def test_a_run_elsewhere_or_of_one_seed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_way_leads_to_the_situation_at_its_end() -> None:
-    situations = explore()
+    situations = explore(WORLD)
     assert follow(situations, ()) == 0
     for name, way in DECISIONS.items():
         text = situations[follow(situations, way)].text
