@@ -205,9 +205,11 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
     def _observe(self, text: str, info: dict[str, Any]) -> np.ndarray:
         known = self._encoded_observations.get(text)
         if known is None:
+            known = self._encode_observation(text)
             if len(self._encoded_observations) >= _CACHE_ENTRIES:
                 self._encoded_observations.clear()
-            known = self._encoded_observations[text] = self._encode_observation(text)
+            if self._phrases:  # where any text can be said, hardly any observation comes twice
+                self._encoded_observations[text] = known
         array, trimmed = known
         if trimmed:
             info["trimmed_tokens"] = trimmed

@@ -29,7 +29,7 @@ from lang_envs.files import write_atomically
 from lang_envs.sandbox import Limits, Result, shared_sandbox
 
 REPETITIONS = 5
-_REMEMBERED = 100_000
+_REMEMBERED = 20_000
 _SUM_TOLERANCE = 1e-5
 RUN = """
 model = build_model(inputs["x_train"], inputs["y_train"])

@@ -181,12 +181,23 @@ def test_bytes_that_are_no_text_are_an_unknown_phrase() -> None:
 
 def test_observation_cache_does_not_outgrow_its_bounds(diary: LanguageEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lang_envs.tokens._CACHE_ENTRIES", 5)
+    world = gym.make(TOMATO, interface="text").unwrapped
+    assert isinstance(world, LanguageEnv)
+    env = TokenEnv(world)
+    _, info = env.reset(seed=0)
+    seen = set()
+    for number in range(40):
+        phrases = info["available_actions"]
+        observation, *_, info = env.step(env.action_space.encode(phrases[number * 7 % len(phrases)]))
+        assert env.observation_space.decode(observation) == info["text"]
+        seen.add(info["text"])
+        assert 0 < len(env._encoded_observations) <= 5
+    assert len(seen) > 5
     env = TokenEnv(diary)
     env.reset(seed=0)
     for number in range(20):
-        observation, *_, info = env.step(env.action_space.encode(f"entry {number}"))
-        assert env.observation_space.decode(observation) == info["text"]
-    assert len(env._encoded_observations) <= 5
+        env.step(env.action_space.encode(f"entry {number}"))
+    assert not env._encoded_observations, "where anything can be said, hardly any observation comes twice"
 
 
 # ------------------------------------------------------------------------------------------------------ open-ended text
