@@ -94,7 +94,7 @@ def _draw(runs: list[tuple[BenchmarkConfig, list[Cell]]], path: Path) -> Path:
         row[-1].legend(fontsize="small")
     for axes in panels[-1]:
         axes.set_xlabel("decisions")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
 
