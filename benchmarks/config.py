@@ -16,6 +16,7 @@ import tyro
 
 from benchmarks.presets import Usual, preset_settings, usual
 from lang_envs import WORLDS, load_tokenizer
+from lang_envs.files import write_atomically
 from lang_envs.registration import TEMPLATES, named_value
 from trainers.agents import AGENTS, agent_class
 from trainers.agents.settings import Settings, TokenLevelSettings, resolve
@@ -159,8 +160,6 @@ class BenchmarkConfig:
         return self.tokenizer_options | dict(map(named_value, self.env_set))
 
     def save(self, path: Path) -> None:
-        from lang_envs.files import write_atomically
-
         write_atomically(path, json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n")
 
     @classmethod

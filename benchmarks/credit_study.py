@@ -23,9 +23,11 @@ from benchmarks.config import BenchmarkConfig
 from benchmarks.report import keep_table
 from benchmarks.statistics import Interval, mean
 from benchmarks.tabular import Situation, exact_values, explore, follow, token_advantages, worth_of
+from trainers.agents.common import PPOAgent
+from trainers.agents.token_level import TokenLevelAgent
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER
-from trainers.prefix_tree import PrefixTree, Question, build_tree
+from trainers.prefix_tree import PrefixTree, Question
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -40,28 +42,21 @@ DECISIONS = {
 """What is done before each decision."""
 
 
-def ask(agent: Any, situation: Situation) -> Question:
-    """A situation as the question that an agent is asked in it."""
-    tokenizer = agent.tokenizer
-    candidates = [tokenizer.encode_action(action) for action in situation.outcomes]
-    if not agent.settings.end_token:
-        candidates = [ids[:-1] for ids in candidates]
-    return tokenizer.prompt(tokenizer.encode_observation(situation.text)[0]), build_tree(tuple(map(tuple, candidates)))
-
-
 Credit = dict[str, dict[str, list[float]]]
 """By decision and action: the advantage of each token."""
-LEVELS = {"twosome": "action level", "ntpo": "NTPO", "poad": "BAD"}
-"""How each agent gives credit."""
 
 
-def exact_credit(agent: Any, situations: Sequence[Situation]) -> dict[str, Credit]:
+def ask(agent: PPOAgent, situation: Situation) -> Question:
+    """A situation as the question that an agent is asked in it."""
+    ids, _ = agent.tokenizer.encode_observation(situation.text)
+    return agent.question(np.array(ids), tuple(situation.outcomes))
+
+
+def exact_credit(agent: PPOAgent, situations: Sequence[Situation]) -> dict[str, Credit]:
     """By level: advantages under the policy of an agent that samples from a trie, from exact values."""
     questions = [ask(agent, situation) for situation in situations]
-    trees, log_probs = (
-        [tree for _, tree in questions],
-        [found.token_log_probs for found in agent.policy.assess(questions)],
-    )
+    trees = [tree for _, tree in questions]
+    log_probs = [found.token_log_probs for found in agent.policy.assess(questions)]
     gamma = agent.gamma
     by_action = exact_values(situations, trees, log_probs, gamma=gamma, gamma_token=1.0)
     by_token = exact_values(situations, trees, log_probs, gamma=gamma, gamma_token=gamma)
@@ -72,11 +67,11 @@ def exact_credit(agent: Any, situations: Sequence[Situation]) -> dict[str, Credi
     }
 
 
-def learnt_credit(agent: Any, situations: Sequence[Situation], level: str) -> Credit:
-    """Advantages at an agent's own level, from its critic."""
+def learnt_credit(agent: PPOAgent, situations: Sequence[Situation]) -> Credit:
+    """Advantages as an agent gives them, from its critic."""
     questions = [ask(agent, situation) for situation in situations]
     values = [assessment.values for assessment in agent.policy.assess(questions)]
-    gamma_token = {"action level": None, "NTPO": agent.gamma, "BAD": 1.0}[level]
+    gamma_token = agent.gamma_token if isinstance(agent, TokenLevelAgent) else None
     return _credit(situations, [tree for _, tree in questions], values, agent.gamma, gamma_token)
 
 
@@ -112,7 +107,7 @@ def study(run: tuple[BenchmarkConfig, list[Cell]] | None, folder: Path, console:
     Raises
     ------
     ValueError
-        If the run is of another world, or has fewer than two seeds.
+        If the run is of another world, has fewer than two seeds, or none of its agents has a critic.
     """
     situations = explore(WORLD)
     untrained = trainers.make("poad", gym.make(WORLD), seed=0)
@@ -148,13 +143,16 @@ def _of_critics(
         raise ValueError(f"{cells[0].folder} has one seed, and an interval needs two")
     envs = make_envs(config)
     columns: dict[str, dict[str, Any]] = {}
-    for algo in (algo for algo in config.algos if algo in LEVELS):
+    for algo in config.algos:
         found = []
         for cell in (cell for cell in cells if cell.algo == algo):
             agent = make_agent(config, cell, envs)
-            agent.load((cell.path / CHECKPOINTS_FOLDER / LAST).resolve())
-            found.append(learnt_credit(agent, situations, LEVELS[algo]))
-        columns[f"critic, {LEVELS[algo]} ({algo})"] = {
+            if isinstance(agent, PPOAgent):
+                agent.load((cell.path / CHECKPOINTS_FOLDER / LAST).resolve())
+                found.append(learnt_credit(agent, situations))
+        if not found:
+            continue
+        columns[f"critic, {algo}"] = {
             "seeds": len(found),
             "credit": {
                 decision: {
@@ -165,6 +163,8 @@ def _of_critics(
             },
         }
     envs.close()
+    if not columns:
+        raise ValueError(f"no agent of {cells[0].folder} has a critic to ask: {', '.join(config.algos)}")
     return columns
 
 
@@ -187,8 +187,9 @@ def _note(run: tuple[BenchmarkConfig, list[Cell]] | None) -> str:
     if run is not None:
         config, _ = run
         note += (
-            f" 'Critic' is what critics say after {config.usual.steps:,} decisions, mean over {config.seeds} seeds "
-            "with its 95 % interval (bootstrap)."
+            f" 'Critic' is the credit that agents give after {config.usual.steps:,} decisions (TWOSOME at the action "
+            "level, POAD by BAD), from their own critics and so under their own policies: mean over "
+            f"{config.seeds} seeds with its 95 % interval (bootstrap)."
         )
     return note
 

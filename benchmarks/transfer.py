@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.cell import Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import PAPER_TRANSFER
-from benchmarks.report import keep_table
+from benchmarks.report import COLOURS, keep_table
 from benchmarks.statistics import bootstrap_mean
 
 matplotlib.use("Agg")
@@ -36,7 +36,6 @@ _EMBEDDED_NOTE = (
     "encode them; it was never rewarded in any of them."
 )
 _PAPER_NOTE = " Paper: LLaMA2-7B, table 1 of arXiv 2405.15821."
-_COLOURS = ("#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def gather(config: BenchmarkConfig, cells: list[Cell]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -126,7 +125,8 @@ def _draw(table: dict[str, dict[str, dict[str, Any]]], optima: dict[str, float |
     columns = list(next(iter(table.values())))
     width = 0.8 / len(columns)
     at = np.arange(len(table))
-    for k, (column, colour) in enumerate(zip(columns, _COLOURS * len(columns), strict=False)):
+    colours = ("grey", *COLOURS * len(columns))  # the agents' as in every other figure
+    for k, (column, colour) in enumerate(zip(columns, colours, strict=False)):
         intervals = [found[column]["sampled_return"] for found in table.values()]
         means = np.array([interval["value"] for interval in intervals])
         spread = np.array([[i["value"] - i["low"], i["high"] - i["value"]] for i in intervals]).T.clip(0)

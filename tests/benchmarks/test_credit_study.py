@@ -92,7 +92,7 @@ def test_without_discount_the_deciding_token_gets_the_credit_of_the_action(agent
 
 def test_critics_of_a_run_are_asked_and_the_table_can_be_read(tmp_path: Path) -> None:
     config = BenchmarkConfig(
-        algo="poad",
+        algo="poad,ntpo[gamma_token=1.0]",
         env=WORLD,
         seeds=2,
         steps=32,
@@ -105,7 +105,8 @@ def test_critics_of_a_run_are_asked_and_the_table_can_be_read(tmp_path: Path) ->
     study_credit(folder, tmp_path / "out")
     found = json.loads((tmp_path / "out" / "credit.json").read_text())
     critics = {name: column for name, column in found["credit"].items() if "critic" in name}
-    assert list(critics) == ["critic, BAD (poad)"]
+    assert list(critics) == ["critic, poad", "critic, ntpo[gamma_token=1.0]"]
+    assert critics["critic, poad"] == critics["critic, ntpo[gamma_token=1.0]"]
     for column in critics.values():
         assert column["seeds"] == 2
         for value, low, high in column["credit"]["pancake inside"][CLOSE]:
@@ -122,6 +123,7 @@ def test_a_run_elsewhere_or_of_one_seed_is_refused(tmp_path: Path) -> None:
     for wrong, message in (
         (BenchmarkConfig(env="Overcooked-tomato-salad-v0", seeds=2), "holds runs in Overcooked-tomato-salad-v0"),
         (BenchmarkConfig(env=WORLD, seeds=1), "has one seed, and an interval needs two"),
+        (BenchmarkConfig(env=WORLD, seeds=2, algo="random"), "no agent of .* has a critic to ask: random"),
     ):
         with pytest.raises(ValueError, match=message):
             study((wrong, cells_of(wrong, tmp_path)), tmp_path, Console(quiet=True))

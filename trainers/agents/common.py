@@ -181,22 +181,29 @@ class PPOAgent(ABC):
         return decisions
 
     def _questions(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], greedy: bool) -> list[Question]:
-        prompts = [self._prompt(row) for row in observations]
         if self.settings.behaviour == "free":
+            prompts = [self._prompt(row) for row in observations]
             said = self.language_model.generate(prompts, max_tokens=self.max_action_tokens, greedy=greedy)
             return [(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, said, strict=True)]
-        return [
-            (prompt, build_tree(self._candidates(info["available_actions"])))
-            for prompt, info in zip(prompts, infos, strict=True)
-        ]
+        return [self.question(row, info["available_actions"]) for row, info in zip(observations, infos, strict=True)]
+
+    def question(self, observation: np.ndarray, phrases: Sequence[str]) -> Question:
+        """What the model is asked where one of some phrases has to be said.
+
+        Parameters
+        ----------
+        observation : int array (any length)
+            Token ids of an observation, padded or not.
+        phrases : sequence of str
+            The available actions.
+        """
+        encoded = _encode_phrases(self.tokenizer, tuple(phrases), self.settings.end_token)
+        return self._prompt(observation), build_tree(encoded)
 
     def _prompt(self, observation: np.ndarray) -> Tokens:
         """The ids before the padding, in their frame."""
         padding = np.flatnonzero(observation == self.world_tokenizer.pad_id)
         return self.tokenizer.prompt(observation[: padding[0] if len(padding) else None].tolist())
-
-    def _candidates(self, phrases: tuple[str, ...]) -> tuple[Tokens, ...]:
-        return _encode_phrases(self.tokenizer, tuple(phrases), self.settings.end_token)
 
     def _assess(self, questions: Sequence[Question]) -> list[Assessment]:
         """Each distinct question is put to the model once until it learns again."""
@@ -396,7 +403,7 @@ class PPOAgent(ABC):
         phrases = info.get("available_actions")
         if self.settings.behaviour == "free" or not phrases:
             return self._prompt(observation), build_tree(((self.tokenizer.end_id,),))
-        return self._prompt(observation), build_tree(self._candidates(phrases))
+        return self.question(observation, phrases)
 
     def _anneal(self) -> None:
         total = self.settings.anneal_decisions
