@@ -11,9 +11,7 @@ import os
 import platform
 import resource
 import struct
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from lang_envs.sandbox import seccomp
 
@@ -28,8 +26,7 @@ _SYSCALLS = {
     "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317},
     "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277},
 }
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT, _MOUNT_SETATTR, _CLOSE_RANGE = 444, 445, 446, 442, 436
-_READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
+_LANDLOCK_CREATE, _LANDLOCK_RESTRICT, _CLOSE_RANGE = 444, 446, 436
 
 
 def _check(result: int, what: str) -> int:
@@ -72,37 +69,12 @@ def _mount(source: str, target: Path, kind: str | None, flags: int) -> None:
     _check(_libc.mount(*arguments, ctypes.c_ulong(flags), None), f"mount {target}")
 
 
-class Readable(NamedTuple):
-    """What a program may read: ``shown`` files and folders but for the ``hidden`` folders in them."""
-
-    shown: Sequence[Path]
-    hidden: Sequence[Path]
-
-
-def enter_private_root(readable: Readable) -> None:
-    """Leave the file system for one that holds what is readable, at its own paths, and nothing else."""
+def enter_private_root() -> None:
+    """Leave the file system for an empty one."""
     base = Path("/tmp")
-    bind_all, private, read_only, detach = 4096 | 16384, (1 << 18) | 16384, 1 | 2 | 4, 2
+    private, no_changes, detach = (1 << 18) | 16384, 1 | 2 | 4 | 8, 2  # read-only, no set-user-id, devices, programs
     _mount("none", Path("/"), None, private)
-    # Whatever lies where the new root is put is reached through descriptors from there on.
-    shown = {path: (os.open(path, os.O_PATH | os.O_CLOEXEC), path.is_dir()) for path in readable.shown}
-    _mount("none", base, "tmpfs", 0)
-    for path in sorted({*readable.shown, *readable.hidden}, key=lambda path: len(path.parts)):
-        target = base / path.relative_to("/")
-        if path not in shown:
-            if target.is_dir():
-                _mount("none", target, "tmpfs", 0)
-            continue
-        descriptor, is_folder = shown[path]
-        if is_folder:
-            target.mkdir(parents=True, exist_ok=True)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.touch()
-        _mount(f"/proc/self/fd/{descriptor}", target, None, bind_all)
-        os.close(descriptor)
-    attributes = struct.pack("=QQQQ", read_only, 0, 0, 0)
-    _syscall(_MOUNT_SETATTR, -100, bytes(base), 0x8000, attributes, len(attributes))
+    _mount("none", base, "tmpfs", no_changes)
     os.chdir(base)
     _syscall("pivot_root", b".", b".")
     _check(_libc.umount2(b".", detach), "umount2")
@@ -156,37 +128,13 @@ def _create_ruleset(files: int, network: int, scopes: int) -> int:
     return _syscall(_LANDLOCK_CREATE, attributes, len(attributes), 0)
 
 
-def enter_landlock(readable: Readable) -> None:
-    """Nothing can be opened but for reading and where it is readable; no TCP, no signal or socket out of here."""
+def enter_landlock() -> None:
+    """No file can be opened or changed; no TCP, no signal or socket out of here."""
     version = landlock_version()
     rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1 if version else 0
     ruleset = _create_ruleset(rights, 3, 3)
-    for path in _without(readable.shown, readable.hidden):
-        _allow(ruleset, path, _READ_FILE | (_READ_DIRECTORY if path.is_dir() else 0))
-    for path in readable.hidden:
-        if any(path in shown.parents for shown in readable.shown):
-            _allow(ruleset, path, _READ_DIRECTORY)  # the import system lists it
     _syscall(_LANDLOCK_RESTRICT, ruleset, 0)
     os.close(ruleset)
-
-
-def _without(shown: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
-    """Paths that cover all that is shown and nothing that is hidden: Landlock can allow, but not take away again."""
-    found = []
-    for path in shown:
-        if any(path in inner.parents for inner in hidden):
-            found += _without([child for child in path.iterdir() if child not in hidden], hidden)
-        else:
-            found.append(path)
-    return found
-
-
-def _allow(ruleset: int, path: Path, rights: int) -> None:
-    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        _syscall(_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", rights, descriptor), 0)
-    finally:
-        os.close(descriptor)
 
 
 def create_nested_landlock() -> int:

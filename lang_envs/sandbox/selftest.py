@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _MUST_FAIL = {
     "open a file of the system": "open('/etc/passwd')",
     "open a file of this machine": "open(CANARY)",
+    "open a library": "open(os.__file__)",
+    "look for a file": "os.stat('/')",
+    "list a folder": "os.listdir('/')",
     "change a file's mode": "os.chmod(CANARY, 0o600)",
     "create a file": "open('/tmp/lang-envs-probe', 'w')",
     "create shared memory": "open('/dev/shm/lang-envs-probe', 'w')",

@@ -6,15 +6,14 @@ import errno
 
 ALLOWED = frozenset(
     """
-    access brk clock_getres clock_gettime clock_nanosleep close dup dup2 dup3 exit exit_group faccessat faccessat2
-    fstat futex getcpu getcwd getdents64 getegid geteuid getgid getpgrp getpid getppid getrandom getrlimit getrusage
-    gettid gettimeofday getuid lseek lstat madvise membarrier mmap mprotect mremap munmap nanosleep newfstatat pipe
-    pipe2 poll ppoll pread64 preadv pselect6 read readlink readlinkat readv restart_syscall rseq rt_sigaction
-    rt_sigprocmask rt_sigreturn sched_getaffinity sched_yield select set_robust_list sigaltstack stat statx sysinfo
-    time times uname write writev
+    brk clock_getres clock_gettime clock_nanosleep close dup dup2 dup3 exit exit_group fstat futex getcpu getcwd
+    getegid geteuid getgid getpgrp getpid getppid getrandom getrlimit getrusage gettid gettimeofday getuid lseek
+    madvise membarrier mmap mprotect mremap munmap nanosleep pipe pipe2 poll ppoll pread64 preadv pselect6 read readv
+    restart_syscall rseq rt_sigaction rt_sigprocmask rt_sigreturn sched_getaffinity sched_yield select set_robust_list
+    sigaltstack sysinfo time times uname write writev
     """.split()  # noqa: SIM905 — as a list it would be a page
 )
-"""Computing, reading what may be read, sleeping, ending."""
+"""Computing, sleeping, ending."""
 
 KILLED = frozenset(
     """
@@ -33,10 +32,20 @@ ANSWERED = {
     "clone3": errno.ENOSYS,
     "openat2": errno.ENOSYS,
     "close_range": errno.ENOSYS,
+    **dict.fromkeys(
+        """
+        access faccessat faccessat2 getdents64 lstat newfstatat open openat readlink readlinkat stat statx
+        """.split(),  # noqa: SIM905
+        errno.ENOENT,
+    ),
 }
-"""Those that libraries try and live without, if they are told so in these words."""
+"""Those that libraries try and live without, if they are told so in these words.
 
-BY_ARGUMENT = ("open", "openat", "fcntl", "prlimit64")
+No path leads anywhere, not even to find that nothing is there: the kernel remembers names that were looked for, and
+which parts of a file were read, so that one program could leave a message for the next.
+"""
+
+BY_ARGUMENT = ("fcntl", "prlimit64")
 """Those that depend on what they are called with; :mod:`seccomp` holds the rules."""
 
 _NUMBERS = {

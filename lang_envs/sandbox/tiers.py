@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 LAYERS = {
     "namespaces": "its own process ids, mounts, network, IPC and host name",
-    "private-root": "a file system that holds the libraries and nothing else",
+    "private-root": "an empty file system",
     "uid": "another user than root, no capabilities",
-    "landlock": "files opened for reading only, and only the libraries; no TCP",
+    "landlock": "no file opened or changed; no TCP",
     "rlimits": "processor time, memory, descriptors, no files written",
     "nested-landlock": "no signal to, and no look into, the process it was forked from",
-    "seccomp": "system calls for computing and reading, and no others",
+    "seccomp": "system calls for computing, and no others: none that takes a path",
 }
 """The kernel's layers around a program, from the outermost to the innermost, and what each one gives."""
 
@@ -38,8 +38,9 @@ class SandboxError(RuntimeError):
 def tier_of(absent: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
     """The name of the tier in force, from the layers that could not be had and why.
 
-    ``full``; ``no-namespaces``: a program can find out whether a path that it knows exists, as in most containers;
-    ``no-landlock``: the private root stands alone. Layers ``without`` which a test wants to run are named.
+    ``full``; ``no-namespaces``, as in most containers: a program is among the machine's processes, though it can do
+    nothing to them; ``no-landlock``: the private root stands alone. Layers ``without`` which a test wants to run are
+    named.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The process that programs are forked from: executed with a clean environment, never forked from the trainer.
 
-It imports what programs need once, puts the kernel's layers around itself, proves them, and then forks a child for each
-request: one stands by when the request comes. It never reads a task and is never written to by a program.
+It imports whatever programs may import, puts the kernel's layers around itself, proves them, and then forks a child for
+each request: one stands by when the request comes. It never reads a task and is never written to by a program.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import importlib
 import json
 import math
 import os
+import pkgutil
 import random
 import select
 import signal
 import socket
 import struct
 import sys
-import sysconfig
 import time
 import types
+import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,10 +49,13 @@ from sklearn.preprocessing import StandardScaler
 x = numpy.arange(60.0).reshape(20, 3) % 7
 make_pipeline(StandardScaler(), LogisticRegression()).fit(x, numpy.arange(20) % 2).predict_proba(x)
 """
-_LIBRARIES = ("bz2", "ctypes", "decimal", "hashlib", "lzma", "ssl", "uuid", "zlib", "zoneinfo")
-"""Imported so that the system's libraries behind them are there when no folder of the system can be read."""
-_HIDDEN = ("sklearn/datasets/data", "sklearn/datasets/images", "sklearn/datasets/tests")
-"""Data that comes with a library, labels and all."""
+_NOT_FOR_PROGRAMS = frozenset(
+    """
+    __main__ _pyinstaller _precompute antigravity conftest distutils ensurepip f2py idlelib lib2to3 setup test testing
+    tests this tkinter turtle turtledemo venv
+    """.split()  # noqa: SIM905 — as a list it would be a page
+)
+"""Modules that build, show, test or joke."""
 
 
 class Zygote:
@@ -80,44 +84,31 @@ class Zygote:
     def prepare(self) -> None:
         """Imports, then the layers, from the outermost to the innermost, in this order and no other."""
         self._import()
-        readable = readable_paths(self.packages)
+        import_the_rest(self.packages)
+        _be_ready_to_fork()
+        read_what_is_mapped()
         self.memory_in_use = _virtual_memory()
         if "namespaces" not in self.absent:
-            self.take("private-root", isolation.enter_private_root, readable)
+            self.take("private-root", isolation.enter_private_root)
         else:
             self.absent.setdefault("private-root", "needs namespaces")
         self.take("uid", isolation.drop_user)
         if "namespaces" not in self.absent:
             isolation.die_with_parent(os.getppid())  # which a change of user makes forget
-        if closed := [str(path) for path in readable.shown if not os.access(path, os.R_OK)]:
-            raise PermissionError(
-                f"the user that programs run as cannot read {closed[0]}: use a Python that lies where every user can "
-                "read it, run as an ordinary user, or allow namespaces"
-            )
         isolation.forbid_privileges()
-        self.take("landlock", isolation.enter_landlock, readable)
+        self.take("landlock", isolation.enter_landlock)
         nested = self.take("nested-landlock", isolation.create_nested_landlock)
         self.nested = -1 if nested is None else fcntl.fcntl(nested, fcntl.F_DUPFD_CLOEXEC, _PARKED)
         self.filter = self.take("seccomp", isolation.Filter)
 
     def _import(self) -> None:
         sys.meta_path.insert(0, OnlyPackages(self.packages))
-        for name in _LIBRARIES:
-            try:
-                importlib.import_module(name)
-            except ImportError:  # a Python built without it
-                continue
         for package in self.packages:
             for name in _modules_of(package):
                 importlib.import_module(name)
         if "sklearn" in sys.modules:
             exec(_WARM, {})
             _search_libraries_without_proc()
-        gc.collect()
-        gc.freeze()
-        threads = Path("/proc/self/task")
-        if threads.is_dir() and (count := len(list(threads.iterdir()))) != 1:
-            raise RuntimeError(f"{count} threads run before any program does: fork would not be safe")
 
     # ------------------------------------------------------------------------------------------------------- serving
 
@@ -299,24 +290,50 @@ def send(descriptor: int, message: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-# ------------------------------------------------------------------------------------------------- what can be read
+# ---------------------------------------------------------------------------------------------- what can be imported
 
 
-def readable_paths(packages: list[str]) -> isolation.Readable:
-    """The standard library, the packages with all they need, and the time zones."""
-    libraries = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    libraries = {path for path in libraries if (path / "os.py").exists() or (path / "lib-dynload").exists()}
-    shown = libraries | _installed(packages) | {Path("/usr/share/zoneinfo")}
-    for prefix in (Path(sys.prefix), Path(sys.base_prefix)):  # an interpreter that brings its own shared libraries
-        shown |= {file for file in (prefix / "lib").glob("*.so*") if file.is_file()}
-    shown |= {path.resolve() for path in shown}
-    hidden = {path / name for path in libraries for name in ("site-packages", "dist-packages")}
-    hidden |= {path.parent / name for path in shown if path.name == "sklearn" for name in _HIDDEN}
-    hidden |= {Path(path) for path in sys.path if path and any(Path(path) in inner.parents for inner in shown)}
-    hidden -= libraries
-    return isolation.Readable(
-        sorted(path for path in shown if path.exists()), sorted(path for path in hidden if path.is_dir())
-    )
+def import_the_rest(packages: list[str]) -> None:
+    """Import whatever a program may import, for it can open no file: the standard library, and all of the packages."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in sorted(names_of(packages) | sys.stdlib_module_names):
+            if name.isidentifier() and not name.startswith("_"):
+                _import_all(name)
+
+
+def _import_all(name: str) -> None:
+    if name.rpartition(".")[2] in _NOT_FOR_PROGRAMS:
+        return
+    try:
+        module = importlib.import_module(name)
+    except BaseException:  # for another system, or in need of what is not installed: a program cannot import it either
+        return
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        _import_all(f"{name}.{found.name}")
+
+
+def read_what_is_mapped() -> None:
+    """Every page of the libraries in memory, so that none is there because a program has read it."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return
+    for file in {Path("/" + line.partition("/")[2]) for line in lines if "/" in line}:
+        try:
+            with file.open("rb") as library:
+                while library.read(1 << 20):
+                    pass
+        except OSError:  # what was mapped is no longer there
+            continue
+
+
+def _be_ready_to_fork() -> None:
+    gc.collect()
+    gc.freeze()
+    threads = Path("/proc/self/task")
+    if threads.is_dir() and (count := len(list(threads.iterdir()))) != 1:
+        raise RuntimeError(f"{count} threads run before any program does: fork would not be safe")
 
 
 class OnlyPackages:
@@ -327,16 +344,16 @@ class OnlyPackages:
     """
 
     def __init__(self, packages: list[str]) -> None:
-        self.names = {path.name.partition(".")[0] for path in _installed(packages)} | set(sys.stdlib_module_names)
+        self.names = names_of(packages) | sys.stdlib_module_names
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if path is None and name not in self.names and not name.startswith("_sysconfigdata_"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def _installed(packages: list[str]) -> set[Path]:
-    """Files and folders of distributions and of all that they require."""
-    found: set[Path] = set()
+def names_of(packages: list[str]) -> set[str]:
+    """What can be imported of distributions and of all that they require."""
+    found: set[str] = set()
     waiting, seen = list(packages), set[str]()
     while waiting:
         name = waiting.pop()
@@ -353,17 +370,17 @@ def _installed(packages: list[str]) -> set[Path]:
             wanted, _, condition = requirement.partition(";")
             if "extra" not in condition:
                 waiting.append("".join(c if c.isalnum() or c in "-_." else " " for c in wanted).split()[0])
-        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
-        found |= {Path(str(distribution.locate_file(top))) for top in tops}
+        found |= {file.parts[0].partition(".")[0] for file in distribution.files or ()}
     return found
 
 
 def _modules_of(package: str) -> list[str]:
     """What ``import`` calls a distribution, and for scikit-learn what programs use of it."""
-    if package == "scikit-learn":
+    if package == "scikit-learn":  # what is experimental is there whether a program asks for it or not
         parts = "calibration compose discriminant_analysis ensemble feature_selection gaussian_process impute"
         parts += " linear_model metrics model_selection naive_bayes neighbors neural_network pipeline preprocessing"
-        return ["sklearn", *(f"sklearn.{part}" for part in f"{parts} svm tree decomposition".split())]
+        parts += " svm tree decomposition experimental.enable_halving_search_cv experimental.enable_iterative_imputer"
+        return ["sklearn", *(f"sklearn.{part}" for part in parts.split())]
     names = {file.parts[0] for file in metadata.distribution(package).files or () if file.name == "__init__.py"}
     return [name for name in sorted(names) if name.isidentifier()]
 
@@ -442,6 +459,7 @@ def _serve_once(zygote: Zygote) -> NoReturn:
     for layer in ("namespaces", "private-root", "uid", "landlock", "nested-landlock", "seccomp"):
         zygote.absent[layer] = "switched off"
     zygote._import()
+    _be_ready_to_fork()
     zygote.memory_in_use = _virtual_memory()
     say(zygote.control, {"absent": zygote.absent, "failures": []})
     message, descriptors = receive(zygote.control, protocol.REQUEST.size)

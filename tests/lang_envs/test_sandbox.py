@@ -365,10 +365,9 @@ OTHERS = {
     "pickle": DATA
     + "import io, joblib, pickle\nfrom sklearn.svm import SVC\nm = pickle.loads(pickle.dumps(SVC().fit(x, y)))\n"
     "file = io.BytesIO()\njoblib.dump(m, file)\nfile.seek(0)\noutput = joblib.load(file).predict(x)",
-    "time zones": "import datetime, time, zoneinfo\nzone = zoneinfo.ZoneInfo('Europe/Rome')\n"
-    "output = [datetime.datetime(2024, 7, 1, tzinfo=zone).utcoffset().total_seconds(), time.timezone]",
-    "lazy imports": "import sys\nfor name in ('sklearn.manifold', 'sklearn.mixture', 'wave', 'xml.dom.minidom'):\n"
-    "    assert name not in sys.modules, name\n    __import__(name)\noutput = [1.0]",
+    "lazy imports": "for name in ('sklearn.manifold', 'sklearn.mixture', 'wave', 'xml.dom.minidom', 'scipy.fft',\n"
+    "    'encodings.utf_7', 'sklearn.utils._testing', 'scipy.stats.qmc', 'numpy.polynomial.chebyshev', 'decimal'):\n"
+    "    __import__(name)\noutput = [1.0]",
     "output": "for _ in range(20000):\n    print('x' * 50)\nimport sys\nprint('y', file=sys.stderr)\noutput = [1.0]",
     "own estimator": DATA + "from sklearn.base import *\nclass M(ClassifierMixin, BaseEstimator):\n"
     "    def fit(self, x, y): self.classes_ = np.unique(y); return self\n"
@@ -1151,9 +1150,6 @@ def expected(name: str | None, arguments: tuple[int, ...]) -> int:
         return ALLOW
     if name in syscalls.ANSWERED:
         return ERRNO | syscalls.ANSWERED[name]
-    if name in ("open", "openat"):
-        flags = arguments[1 if name == "open" else 2] & 0xFFFFFFFF
-        return ERRNO | 30 if flags & (0o3 | 0o100 | 0o1000 | 0o2000 | 0o20000000) else ALLOW
     if name == "fcntl":
         return ALLOW if arguments[1] & 0xFFFFFFFF in (0, 1, 2, 3, 1030) else ERRNO | 1
     if name == "prlimit64":
@@ -1262,28 +1258,16 @@ def test_errors_of_programs_are_clean(shared_small: Sandbox) -> None:
         assert str(Path(sys.prefix).parent) not in result.error and "/etc" not in result.error
 
 
-def test_a_private_root_shows_what_lies_where_it_is_put() -> None:
-    """As where a virtual environment lies under /tmp."""
-    folder = Path("/tmp") / f"lang-envs-shown-{os.getpid()}"
-    (folder / "data").mkdir(parents=True)
-    (folder / "data" / "hidden").write_text("hidden")
-    (folder / "file").write_text("shown")
-    script = f"""
+def test_a_private_root_is_empty_and_cannot_be_filled() -> None:
+    script = """
 from pathlib import Path
 from lang_envs.sandbox import isolation
-folder = Path({str(folder)!r})
 isolation.enter_namespaces()
-isolation.enter_private_root(isolation.Readable([folder], [folder / "data"]))
-print((folder / "file").read_text(), (folder / "data").is_dir(), (folder / "data" / "hidden").exists())
-print(Path("/etc").exists(), folder.parent.exists())
+isolation.enter_private_root()
+print(list(Path("/").iterdir()))
+Path("/left").write_text("left")
 """
-    try:
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
-        if "unshare" in done.stderr:
-            pytest.skip("there are no namespaces here")
-        assert done.stdout.split() == ["shown", "True", "False", "False", "True"], done.stderr
-    finally:
-        for path in (folder / "data" / "hidden", folder / "file"):
-            path.unlink()
-        (folder / "data").rmdir()
-        folder.rmdir()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    if "unshare" in done.stderr:
+        pytest.skip("there are no namespaces here")
+    assert done.stdout.strip() == "[]" and "Read-only file system: '/left'" in done.stderr, done.stderr
