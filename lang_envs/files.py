@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -16,6 +18,43 @@ def write_atomically(path: Path, text: str) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, or holds a number that is not finite; names it.
+    """
+    return parse_json(path.read_text(encoding="utf-8"), str(path))
+
+
+def parse_json(text: str, where: str) -> Any:
+    """What a text says; ``where`` it stands is for the error."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except ValueError as error:
+        raise ValueError(f"{where} is damaged: {error}") from None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def at_home(path: str | Path) -> Path:
+    """A path in which ``~`` stands for somebody's home.
+
+    Raises
+    ------
+    ValueError
+        If nobody knows where that is.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def sync(path: Path) -> None:

@@ -16,6 +16,7 @@ from lang_envs.datascicoding.fetching import cache_folder, cached, fetch, fetch_
 from lang_envs.datascicoding.generated import GENERATED, generated_table
 from lang_envs.datascicoding.pruning import prune
 from lang_envs.datascicoding.tables import Column, Table, read_table
+from lang_envs.files import at_home
 
 __all__ = ["DATASETS", "Dataset", "Entry", "fetch", "find", "load_dataset", "place_of"]
 
@@ -99,13 +100,13 @@ def load_dataset(name: str) -> Dataset:
             f"To fetch it: {fetch_command(name)}"
         )
     if path is None:
-        return _load(entry, place, None, 0, 0)
+        return _load(entry, place, None, ())
     file = path.stat()
-    return _load(entry, place, path.resolve(), file.st_mtime_ns, file.st_size)
+    return _load(entry, place, path.resolve(), (file.st_ino, file.st_ctime_ns, file.st_mtime_ns, file.st_size))
 
 
 @functools.lru_cache(maxsize=16)
-def _load(entry: Entry, place: str, path: Path | None, changed: int, size: int) -> Dataset:
+def _load(entry: Entry, place: str, path: Path | None, version: tuple[int, ...]) -> Dataset:
     """Worlds side by side share one set; a file that has changed since is read again."""
     if path is not None:
         table = read_table(path)
@@ -122,7 +123,7 @@ def place_of(name: str) -> str | None:
 
 def _locate(entry: Entry) -> tuple[str | None, Path | None, Entry]:
     if entry.kind == "csv":
-        path = Path(entry.address).expanduser()
+        path = at_home(entry.address)
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path} for the data set {entry.name}")
         return "file", path, entry
@@ -141,7 +142,7 @@ def _in_data_folder(entry: Entry) -> Path | None:
     given = os.environ.get("LANG_ENVS_DATA_DIR")
     if not given:
         return None
-    folder = Path(given).expanduser()
+    folder = at_home(given)
     if not folder.is_dir():
         raise FileNotFoundError(f"LANG_ENVS_DATA_DIR is {given}, but there is no such folder")
     inner = sorted(path for path in folder.iterdir() if path.is_dir())

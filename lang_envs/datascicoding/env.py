@@ -33,7 +33,8 @@ class DataSciCodingEnv(LanguageEnv):
     Free text: the body of ``def build_model(x_train, y_train)``, which leaves a fitted classifier in ``model``. Lines
     that stand indented are taken as they are, others are indented as a block, and ``return model`` follows. A fenced
     block counts alone, and a whole definition of ``build_model`` will do as well. ``x_train`` is a float64 array
-    (rows, features), ``y_train`` int64 (rows,).
+    (rows, features), ``y_train`` int64 (rows,). A program can import the standard library, NumPy, SciPy and
+    scikit-learn, whose experimental estimators are enabled, and open no file.
 
     Observation Space
     -----------------
@@ -50,6 +51,11 @@ class DataSciCodingEnv(LanguageEnv):
     sees one half and the features of the other; its probabilities are scored outside. One against one where there are
     more than two classes. −1 for a program that fails: it raises, takes too long, is refused by the sandbox, or its
     probabilities are of the wrong shape, not finite, negative, or do not sum to one.
+
+    The splits are the same for every program and share rows. Of its own run a program learns nothing of the other
+    half, and it can leave nothing for the next; but an agent that goes on writing programs can come to know labels by
+    heart, in small steps by their scores, in large ones by raising errors that say them, since an error is shown in the
+    next prompt. A reward says what a program is worth on these splits, not on rows that nobody has seen.
 
     Episode End
     -----------

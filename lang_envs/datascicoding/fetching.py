@@ -23,6 +23,7 @@ from xml.parsers.expat import ExpatError
 from lang_envs.datascicoding.catalog import Entry, find
 from lang_envs.datascicoding.pruning import prune
 from lang_envs.datascicoding.tables import read_table
+from lang_envs.files import at_home
 
 _LOG = logging.getLogger(__name__)
 _CLIENTS = threading.Lock()
@@ -32,9 +33,9 @@ _CLIENTS = threading.Lock()
 def cache_folder() -> Path:
     """``LANG_ENVS_CACHE_DIR``, else ``lang-envs`` in ``XDG_CACHE_HOME``, else ``~/.cache/lang-envs``."""
     if own := os.environ.get("LANG_ENVS_CACHE_DIR"):
-        return Path(own).expanduser()
+        return at_home(own)
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "lang-envs"
+    return (Path(shared) if shared else at_home("~/.cache")) / "lang-envs"
 
 
 def fetch_command(name: str) -> str:

@@ -116,7 +116,9 @@ def _classes(table: Table, column: Column, values: list[tuple[int, str]]) -> np.
         if fractions := [k for k, number in enumerate(numbers) if number is not None and not number.is_integer()]:
             line, value = values[fractions[0]]
             table.fail(f"{value!r} in the target column {column.name!r} is no class but a quantity", line)
-        values = [(line, value if n is None else str(int(n))) for (line, value), n in zip(values, numbers, strict=True)]
+        values = [
+            (line, value if n is None else _whole(value)) for (line, value), n in zip(values, numbers, strict=True)
+        ]
     present = {value for _, value in values}
     order = [value for value in column.categories if value in present] if column.categories else _ordered(present)
     if len(order) == 1:
@@ -128,6 +130,14 @@ def _classes(table: Table, column: Column, values: list[tuple[int, str]]) -> np.
         )
     codes = {value: code for code, value in enumerate(order)}
     return np.array([codes[value] for _, value in values], dtype=np.int64)
+
+
+def _whole(text: str) -> str:
+    """A whole number in its usual form, however large."""
+    try:
+        return str(int(text))
+    except ValueError:  # 1.0, 1e3
+        return str(int(float(text)))
 
 
 def _number(text: str) -> float | None:

@@ -19,13 +19,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lang_envs.datascicoding.datasets import Dataset
-from lang_envs.files import write_atomically
+from lang_envs.files import at_home, write_atomically
 from lang_envs.sandbox import Limits, Result, shared_sandbox
 
 REPETITIONS = 5
@@ -157,7 +156,7 @@ class Scorer:
         self._crew = _Crew(max_workers)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Future[Score]] = OrderedDict()
-        self._folder = None if cache_dir is None else Path(cache_dir).expanduser()
+        self._folder = None if cache_dir is None else at_home(cache_dir)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         versions = [platform.python_version(), *(metadata.version(name) for name in ("numpy", "scipy", "scikit-learn"))]
@@ -296,6 +295,7 @@ if __name__ == "__main__":  # it scores itself with scikit-learn, without the sa
     import random
 
     import numpy as np
+    from sklearn.experimental import enable_halving_search_cv, enable_iterative_imputer
     from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import train_test_split
 
