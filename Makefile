@@ -19,7 +19,7 @@ UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"Virt
 SETS ?= balance-scale breast-w pharyngitis airlines health-insurance spaceship-titanic
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-generalization bench-datascicoding throughput test lint format clean
+.PHONY: help setup bench bench-generalization bench-datascicoding paper report throughput test lint format clean
 
 help:
 	@echo "make bench        compare agents; sets up what it needs, draws curves and a table into runs/"
@@ -34,6 +34,9 @@ help:
 	@echo "                  train on food preparation, then play eight household tasks nothing was trained on"
 	@echo "make bench-datascicoding"
 	@echo "                  write programs for SETS='balance-scale airlines ...', and put the best into one table"
+	@echo "make paper        run the paper's experiments, hours of them; ARGS='--quick', '--dry-run', '--only curves'"
+	@echo "make report RUNS='runs/... runs/...'"
+	@echo "                  one HTML page of finished runs"
 	@echo "make test         run the tests"
 	@echo "make throughput   measure the speed of the worlds, of credit, of packed against naive scoring, of the sandbox"
 	@echo "make lint         ruff and mypy"
@@ -63,6 +66,12 @@ bench-datascicoding: $(INSTALLED)
 	set -e; for name in $(SETS); do \
 		$(BIN)/python -m benchmarks run --env DataSciCoding-$$name-v0 --runs-dir $(FOLDER) $(OPTIONS); done
 	$(BIN)/python -m benchmarks programs $(FOLDER)/*/ --output $(FOLDER)
+
+paper: $(INSTALLED)
+	$(BIN)/python -m benchmarks paper $(ARGS)
+
+report: $(INSTALLED)
+	$(BIN)/python -m benchmarks report $(RUNS) $(ARGS)
 
 throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.worlds

@@ -1,6 +1,7 @@
 """``python -m benchmarks run`` compares agents, ``resume`` goes on with a run that was stopped.
 
-``programs`` makes one table of the programs that several runs wrote, ``credit`` shows where in an action credit goes.
+``paper`` runs the paper's experiments, and ``report`` puts runs on a page. ``programs`` makes one table of the programs
+that several runs wrote, ``credit`` shows where in an action credit goes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 import tyro
 
 from benchmarks.config import BenchmarkConfig
+from benchmarks.html import write_report
+from benchmarks.paper import PaperConfig, run_paper
 from benchmarks.run import CellFailed, resume, run, study_credit, tabulate_programs
 
 
@@ -44,24 +47,46 @@ class CreditConfig:
     """Where credit.md, credit.json and credit.png are written."""
 
 
+@dataclass(frozen=True)
+class ReportConfig:
+    """One HTML page of finished runs, or of the paper's experiments; it needs no network."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """Their folders."""
+    output: Path | None = None
+    """The page (default: report.html in the first folder)."""
+
+
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config = tyro.extras.subcommand_cli_from_dict(
-        {"run": BenchmarkConfig, "resume": ResumeConfig, "programs": ProgramsConfig, "credit": CreditConfig},
+        {
+            "run": BenchmarkConfig,
+            "resume": ResumeConfig,
+            "paper": PaperConfig,
+            "report": ReportConfig,
+            "programs": ProgramsConfig,
+            "credit": CreditConfig,
+        },
         prog="python -m benchmarks",
         config=(tyro.conf.OmitArgPrefixes,),
     )
     try:
         if isinstance(config, ResumeConfig):
             resume(config.folder)
+        elif isinstance(config, PaperConfig):
+            if (folder := run_paper(config)) is not None:
+                print(f"page: {write_report([folder], folder / 'report.html')}")
+        elif isinstance(config, ReportConfig):
+            print(f"page: {write_report(config.folders, config.output or Path(*config.folders[:1], 'report.html'))}")
         elif isinstance(config, ProgramsConfig):
             tabulate_programs(config.folders, config.output)
         elif isinstance(config, CreditConfig):
             study_credit(config.run, config.output)
         else:
             run(config)
-    except (ValueError, CellFailed) as error:
-        # What a user can mend: an unknown name, a value out of range, tokens that do not fit together.
+    except (ValueError, OSError, CellFailed) as error:
+        # What a user can mend: an unknown name, a value out of range, a file that is not there or cannot be written.
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

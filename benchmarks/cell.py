@@ -8,6 +8,8 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,18 @@ import torch
 import lang_envs
 import trainers
 from benchmarks.config import BenchmarkConfig, parse_variant, variant_folder
-from lang_envs.files import write_atomically
+from lang_envs.files import read_json, write_atomically
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER
 
+CONFIG_FILE = "config.json"
+PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
+STAGES: dict[str, Callable[[Cell, Any], Any]] = {
+    "untrained": lambda cell, envs: cell.make_agent(envs),
+    "trained": lambda cell, envs: cell.load_agent(envs),
+}
+"""When an agent plays worlds that it was not trained in."""
 _TRANSFER_ENVS = 20  # few episodes in each: what is asked of the model is much the same in all
 
 
@@ -30,6 +39,7 @@ _TRANSFER_ENVS = 20  # few episodes in each: what is asked of the model is much 
 class Cell:
     """A run within a benchmark's folder."""
 
+    config: BenchmarkConfig
     folder: Path
     algo: str
     seed: int
@@ -39,41 +49,159 @@ class Cell:
         return self.folder / variant_folder(self.algo) / f"seed-{self.seed}"
 
     @property
-    def result(self) -> dict[str, Any] | None:
-        """What the finished run came to; None while it is not finished."""
-        file = self.path / RESULT_FILE
-        return json.loads(file.read_text()) if file.exists() else None
+    def name(self) -> str:
+        return f"{self.algo} seed {self.seed}"
 
     @property
-    def transfer(self) -> dict[str, dict[str, Any]]:
-        """What the agent did in worlds it was not trained in: ``untrained`` and ``trained``, by world."""
-        stages = ("untrained", "trained")
-        return {stage: json.loads(self.transfer_file(stage).read_text()) for stage in stages}
+    def result(self) -> dict[str, Any] | None:
+        """What the trained agent came to; None while it is not trained."""
+        file = self.path / RESULT_FILE
+        return read_json(file) if file.exists() else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.result is not None and not any(self.unplayed(stage) for stage in STAGES)
+
+    def played(self, stage: str) -> dict[str, Any]:
+        """By world, what the agent did in those it was not trained in, ``untrained`` or ``trained``."""
+        file = self.transfer_file(stage)
+        return read_json(file) if file.exists() else {}
+
+    def unplayed(self, stage: str) -> list[str]:
+        played = self.played(stage)
+        return [env for env in self.config.transfer if env not in played]
 
     def transfer_file(self, stage: str) -> Path:
         return self.path / f"transfer-{stage}.json"
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """Whatever decides how this run goes."""
+        config, usual = self.config, self.config.usual
+        plan = {
+            "env": config.env,
+            "env_options": config.env_options,
+            "steps": usual.steps,
+            "num_envs": usual.num_envs,
+            "rollout_steps": usual.rollout_steps,
+            "eval_episodes": config.eval_episodes,
+            **config.agent_options(self.algo, self.seed),
+        }
+        return json.loads(json.dumps(plan, default=str))
+
+    def check(self) -> None:
+        """Refuse to go on with, or to count, a run that was begun with another plan.
+
+        Raises
+        ------
+        ValueError
+            Naming what differs.
+        """
+        file = self.path / PLAN_FILE
+        if not file.exists():
+            return
+        begun, now = read_json(file), self.plan
+        for key in [key for key in begun | now if begun.get(key) != now.get(key)]:
+            raise ValueError(
+                f"{self.path} was begun with {key}={begun.get(key)!r}, and {now.get(key)!r} is asked for: take another "
+                "folder, or delete that one"
+            )
+
+    def make_agent(self, envs: Any) -> Any:
+        """The agent as it starts."""
+        return trainers.make(parse_variant(self.algo)[0], envs, **self.config.agent_options(self.algo, self.seed))
+
+    def load_agent(self, envs: Any) -> Any:
+        """The agent as it was left.
+
+        Raises
+        ------
+        ValueError
+            If its last checkpoint is damaged.
+        """
+        agent, checkpoint = self.make_agent(envs), (self.path / CHECKPOINTS_FOLDER / LAST).resolve()
+        try:
+            agent.load(checkpoint)
+        except Exception as error:  # a third party's agent may say it in its own way
+            raise ValueError(f"{checkpoint} cannot be loaded: {error}") from error
+        return agent
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The runs of several agents in one world, whether they are done or not."""
+
+    config: BenchmarkConfig
+    folder: Path
+
+    @classmethod
+    def load(cls, folder: Path) -> Benchmark:
+        """What a benchmark's folder says of it.
+
+        Raises
+        ------
+        ValueError
+            If the folder is not that of a benchmark.
+        """
+        if not (folder / CONFIG_FILE).is_file():
+            raise ValueError(f"{folder} is no benchmark's folder: it has no {CONFIG_FILE}")
+        return cls(BenchmarkConfig.load(folder / CONFIG_FILE), folder)
+
+    @classmethod
+    def finished(cls, folder: Path) -> Benchmark:
+        """The same of one that is done.
+
+        Raises
+        ------
+        ValueError
+            If it is not.
+        """
+        benchmark = cls.load(folder)
+        if unfinished := [cell.path for cell in benchmark.cells if not cell.finished]:
+            raise ValueError(f"{unfinished[0]} is not finished: make bench RESUME={folder}")
+        return benchmark
+
+    @property
+    def title(self) -> str:
+        """Its world, and its model where that is not the embedded one."""
+        return self.config.env if self.config.embedded else f"{self.config.env} in {Path(str(self.config.model)).name}"
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for algo in self.config.algos for cell in self.of(algo)]
+
+    def of(self, algo: str) -> list[Cell]:
+        """The runs of one agent, by seed."""
+        seeds = range(self.config.first_seed, self.config.first_seed + self.config.seeds)
+        return [Cell(self.config, self.folder, algo, seed) for seed in seeds]
 
 
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
     return lang_envs.make_vec(config.env, config.usual.num_envs, **config.env_options)
 
 
-def make_agent(config: BenchmarkConfig, cell: Cell, envs: Any) -> Any:
-    return trainers.make(parse_variant(cell.algo)[0], envs, **config.agent_options(cell.algo, cell.seed))
-
-
-def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
-    """Train from the beginning or from the last checkpoint, evaluate, and write the result."""
+def run_cell(cell: Cell, threads: int) -> None:
+    """Train from the beginning or from the last checkpoint, evaluate, play elsewhere: whatever is not yet done."""
     torch.set_num_threads(threads)
     threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+    config = cell.config
+    with closing(make_envs(config)) as envs:
+        if cell.result is None:
+            _train(cell, envs)
+        for stage, agent_of in STAGES.items():
+            if cell.unplayed(stage):
+                _play_elsewhere(agent_of(cell, envs), cell, stage)
+
+
+def _train(cell: Cell, envs: gym.vector.VectorEnv) -> None:
+    config = cell.config
     resume = (cell.path / CHECKPOINTS_FOLDER / LAST).exists()
     if not resume:
         shutil.rmtree(cell.path, ignore_errors=True)
         cell.path.mkdir(parents=True)
-    envs = make_envs(config)
-    if not resume and config.transfer:
-        _play_elsewhere(make_agent(config, cell, envs), config, cell, "untrained")
-    agent = make_agent(config, cell, envs)
+        write_atomically(cell.path / PLAN_FILE, json.dumps(cell.plan, indent=2) + "\n")
+    agent = cell.make_agent(envs)
     if not resume:
         write_atomically(cell.path / "agent.json", json.dumps(_describe(agent, cell), indent=2, default=str) + "\n")
     trainers.train(
@@ -86,10 +214,7 @@ def run_cell(config: BenchmarkConfig, cell: Cell, threads: int) -> None:
         checkpoint_every=config.checkpoint_every,
         resume=resume,
     )
-    envs.close()
     result = {way: _evaluate(agent, config, greedy) for way, greedy in (("sampled", False), ("greedy", True))}
-    if config.transfer:
-        _play_elsewhere(agent, config, cell, "trained")
     write_atomically(cell.path / RESULT_FILE, json.dumps(result, indent=2) + "\n")
 
 
@@ -106,10 +231,10 @@ def _evaluate(agent: Any, config: BenchmarkConfig, greedy: bool) -> dict[str, An
     return {"return": played.mean_return, "success": played.success_rate, "episodes": len(played.returns)}
 
 
-def _play_elsewhere(agent: Any, config: BenchmarkConfig, cell: Cell, stage: str) -> None:
+def _play_elsewhere(agent: Any, cell: Cell, stage: str) -> None:
     """Let an agent, which learns nothing from it, play the worlds of ``transfer``; keeps every episode."""
-    found: dict[str, Any] = {}
-    for env in config.transfer:
+    config, found = cell.config, cell.played(stage)
+    for env in cell.unplayed(stage):
         found[env] = {}
         for way, greedy in (("sampled", False), ("greedy", True)):
             options = {"greedy": greedy, "num_envs": _TRANSFER_ENVS, **config.tokenizer_options}

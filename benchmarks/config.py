@@ -16,7 +16,7 @@ import tyro
 
 from benchmarks.presets import Usual, preset_settings, usual
 from lang_envs import WORLDS, load_tokenizer
-from lang_envs.files import write_atomically
+from lang_envs.files import read_json, write_atomically
 from lang_envs.registration import TEMPLATES, named_value
 from trainers.agents import AGENTS, agent_class
 from trainers.agents.settings import Settings, TokenLevelSettings, resolve
@@ -102,7 +102,7 @@ class BenchmarkConfig:
         ValueError
             Naming the option, its value, and what is known.
         """
-        if self.model not in (None, "embedded"):
+        if not self.embedded:
             load_tokenizer(self.model)
         resolve_device(self.device or "auto")
         _check_world(self.env, self.env_options)
@@ -128,9 +128,14 @@ class BenchmarkConfig:
                 raise ValueError(f"{name}={value} must be at least 1")
 
     @property
+    def embedded(self) -> bool:
+        """Whether the model is the embedded one."""
+        return self.model in (None, "embedded")
+
+    @property
     def usual(self) -> Usual:
         """How long and over how many environments: as given, or as the world takes with the embedded model."""
-        suited = usual(self.env) if self.preset == "default" and self.model in (None, "embedded") else Usual()
+        suited = usual(self.env) if self.preset == "default" and self.embedded else Usual()
         given = {name: getattr(self, name) for name in ("steps", "num_envs", "rollout_steps")}
         return suited._replace(**{name: value for name, value in given.items() if value is not None})
 
@@ -152,7 +157,7 @@ class BenchmarkConfig:
     @property
     def tokenizer_options(self) -> dict[str, Any]:
         """The worlds speak the model's tokenizer."""
-        return {} if self.model in (None, "embedded") else {"tokenizer": self.model}
+        return {} if self.embedded else {"tokenizer": self.model}
 
     @property
     def env_options(self) -> dict[str, Any]:
@@ -164,7 +169,14 @@ class BenchmarkConfig:
 
     @classmethod
     def load(cls, path: Path) -> BenchmarkConfig:
-        saved = json.loads(path.read_text())
+        saved = read_json(path)
+        try:
+            return cls._from_saved(saved)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no configuration of this version: {error!r}") from error
+
+    @classmethod
+    def _from_saved(cls, saved: dict[str, Any]) -> BenchmarkConfig:
         lists = {name: tuple(value) for name, value in saved["agent"].items() if isinstance(value, list)}
         saved |= {name: tuple(saved.get(name, ())) for name in ("transfer", "env_set")}
         saved |= {"runs_dir": Path(saved["runs_dir"])}
@@ -185,9 +197,12 @@ def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:
     own: dict[str, Any] = {}
     for pair in filter(None, _split_outside_brackets(inside[:-1])):
         try:
-            own |= [named_value(pair)]
+            setting, value = named_value(pair)
         except ValueError as error:
             raise ValueError(f"in {algo!r}, {error}") from None
+        if setting in own:
+            raise ValueError(f"in {algo!r}, {setting} is set twice")
+        own[setting] = value
     if elsewhere := own.keys() & {"seed", "model", "tokenizer", "device"}:
         raise ValueError(f"{', '.join(elsewhere)} in {algo!r} is set for all agents alike, not in brackets")
     return name.strip(), own
@@ -221,7 +236,7 @@ def _check_world(env: str, options: dict[str, Any]) -> None:
         raise ValueError(
             f"env={env!r}: the module {module!r} cannot be imported: {error.__cause__ or error}"
         ) from error
-    except (gym.error.Error, TypeError) as error:
+    except (gym.error.Error, TypeError, FileNotFoundError) as error:
         known = env in WORLDS or env in TEMPLATES
         raise ValueError(f"env={env!r}: {error}" if known or ":" in env else unknown("world", env, WORLDS)) from None
 

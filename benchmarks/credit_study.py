@@ -9,24 +9,23 @@ the critics of trained agents.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import matplotlib
 import numpy as np
-from rich.console import Console
 
 import trainers
-from benchmarks.cell import Cell, make_agent, make_envs
-from benchmarks.config import BenchmarkConfig
-from benchmarks.report import keep_table
+from benchmarks.cell import Benchmark, make_envs
+from benchmarks.config import parse_variant
+from benchmarks.report import Known, Table
 from benchmarks.statistics import Interval, mean
 from benchmarks.tabular import Situation, exact_values, explore, follow, token_advantages, worth_of
+from trainers.agents import agent_class
 from trainers.agents.common import PPOAgent
 from trainers.agents.token_level import TokenLevelAgent
-from trainers.checkpoint import LAST
-from trainers.loop import CHECKPOINTS_FOLDER
 from trainers.prefix_tree import PrefixTree, Question
 
 matplotlib.use("Agg")
@@ -98,10 +97,28 @@ def _credit(
     return found
 
 
-def study(run: tuple[BenchmarkConfig, list[Cell]] | None, folder: Path, console: Console) -> None:
-    """Write the study as ``credit.md`` and ``credit.json`` and draw it as ``credit.png``.
+@dataclass(frozen=True)
+class Study:
+    """What the case study found: by way to give credit its numbers, and the tokens of the two actions."""
 
-    Without a run it holds what is exact under the policy of the untrained embedded model; with one also what the
+    columns: dict[str, dict[str, Any]]
+    tokens: dict[str, list[str]]
+    note: str
+
+    def tabulate(self) -> Table:
+        longest = max(map(len, self.tokens.values()))
+        header = ("decision", "action", "credit", *(f"token {n}" for n in range(1, 1 + longest)))
+        rows = [
+            (decision, f"`{' '.join(tokens)}`", name, *_cells(column["credit"][decision][action], longest))
+            for decision in DECISIONS
+            for action, tokens in self.tokens.items()
+            for name, column in self.columns.items()
+        ]
+        return Table(self.note, header, rows, {"note": self.note, "tokens": self.tokens, "credit": self.columns})
+
+
+def study(run: Benchmark | None) -> Study:
+    """Do the study: what is exact under the policy of the untrained embedded model, and with a run also what the
     critics of its agents say, the mean over their seeds with its 95 % interval.
 
     Raises
@@ -115,43 +132,29 @@ def study(run: tuple[BenchmarkConfig, list[Cell]] | None, folder: Path, console:
         f"exact, {level}": {"credit": credit} for level, credit in exact_credit(untrained, situations).items()
     }
     if run is not None:
-        columns |= _of_critics(*run, situations)
+        columns |= _of_critics(run, situations)
     tokenizer = untrained.tokenizer
     tokens = {
         action: [tokenizer.decode([i]).strip() for i in tokenizer.encode_action(action)] for action in (OPEN, CLOSE)
     }
-    header = ("decision", "action", "credit", *(f"token {n}" for n in range(1, 1 + max(map(len, tokens.values())))))
-    rows = []
-    for decision in DECISIONS:
-        for action in (OPEN, CLOSE):
-            for name, column in columns.items():
-                cells = map(_cell, column["credit"][decision][action])
-                rows.append((decision, f"`{' '.join(tokens[action])}`", name, *cells))
-    keep_table(
-        folder / "credit.md", _note(run), header, rows, {"note": _note(run), "tokens": tokens, "credit": columns}
-    )
-    console.print(f"table: {folder / 'credit.md'}", soft_wrap=True)
-    console.print(f"figure: {_draw(columns, tokens, folder / 'credit.png')}", soft_wrap=True)
+    return Study(columns, tokens, _note(run))
 
 
-def _of_critics(
-    config: BenchmarkConfig, cells: list[Cell], situations: Sequence[Situation]
-) -> dict[str, dict[str, Any]]:
+def _of_critics(run: Benchmark, situations: Sequence[Situation]) -> dict[str, dict[str, Any]]:
+    config = run.config
     if config.env.rpartition(":")[2] != WORLD:
-        raise ValueError(f"the study is of {WORLD}, and {cells[0].folder} holds runs in {config.env}")
+        raise ValueError(f"the study is of {WORLD}, and {run.folder} holds runs in {config.env}")
+    if not config.embedded:
+        raise ValueError(f"the study's tokens are the embedded model's, and {run.folder} has {config.model}")
     if config.seeds < 2:
-        raise ValueError(f"{cells[0].folder} has one seed, and an interval needs two")
+        raise ValueError(f"{run.folder} has one seed, and an interval needs two")
+    algos = [algo for algo in config.algos if issubclass(agent_class(parse_variant(algo)[0]), PPOAgent)]
+    if not algos:
+        raise ValueError(f"no agent of {run.folder} has a critic to ask: {', '.join(config.algos)}")
     envs = make_envs(config)
     columns: dict[str, dict[str, Any]] = {}
-    for algo in config.algos:
-        found = []
-        for cell in (cell for cell in cells if cell.algo == algo):
-            agent = make_agent(config, cell, envs)
-            if isinstance(agent, PPOAgent):
-                agent.load((cell.path / CHECKPOINTS_FOLDER / LAST).resolve())
-                found.append(learnt_credit(agent, situations))
-        if not found:
-            continue
+    for algo in algos:
+        found = [learnt_credit(cell.load_agent(envs), situations) for cell in run.of(algo)]
         columns[f"critic, {algo}"] = {
             "seeds": len(found),
             "credit": {
@@ -163,50 +166,57 @@ def _of_critics(
             },
         }
     envs.close()
-    if not columns:
-        raise ValueError(f"no agent of {cells[0].folder} has a critic to ask: {', '.join(config.algos)}")
     return columns
+
+
+def _cells(found: Sequence[float | Interval], count: int) -> list[str]:
+    """One for each token; the last is empty where an agent's actions have no end token."""
+    return [*map(_cell, found), *[""] * (count - len(found))]
 
 
 def _cell(found: float | Interval) -> str:
     if isinstance(found, Interval):
         return f"{_signed(found.value)} [{_signed(found.low)}, {_signed(found.high)}]"
-    return _signed(found)
+    return Known(_signed(found))
 
 
 def _signed(number: float) -> str:
     return f"{round(number, 4) + 0.0:+.4f}"  # there is no −0
 
 
-def _note(run: tuple[BenchmarkConfig, list[Cell]] | None) -> str:
+def _note(run: Benchmark | None) -> str:
     note = (
         "Advantage of each token of an action, one step ahead (λ = 0), in food preparation, between opening and "
         "closing the microwave. 'Exact' values solve the tabular decision process under the policy of the untrained "
         "embedded model, which no seed enters."
     )
     if run is not None:
-        config, _ = run
         note += (
-            f" 'Critic' is the credit that agents give after {config.usual.steps:,} decisions (TWOSOME at the action "
-            "level, POAD by BAD), from their own critics and so under their own policies: mean over "
-            f"{config.seeds} seeds with its 95 % interval (bootstrap)."
+            f" 'Critic' is the credit that agents give after {run.config.usual.steps:,} decisions (TWOSOME at the "
+            "action level, POAD by BAD), from their own critics and so under their own policies: mean over "
+            f"{run.config.seeds} seeds with its 95 % interval (bootstrap)."
         )
     return note
 
 
-def _draw(columns: dict[str, dict[str, Any]], tokens: dict[str, list[str]], path: Path) -> Path:
+def draw(found: Study, path: Path) -> Path:
     """For each decision and action a map: a row for each way to give credit, a column for each token."""
+    columns, tokens = found.columns, found.tokens
     figure, panels = plt.subplots(
         len(DECISIONS), 2, figsize=(11, 1.2 + len(DECISIONS) * (0.6 + 0.42 * len(columns))), layout="constrained"
     )
     for row, decision in zip(panels, DECISIONS, strict=True):
         for axes, action in zip(row, (OPEN, CLOSE), strict=True):
             cells = [column["credit"][decision][action] for column in columns.values()]
-            numbers = np.array([[cell if isinstance(cell, float) else cell.value for cell in own] for own in cells])
+            numbers = np.full((len(cells), len(tokens[action])), np.nan)
+            for y, own in enumerate(cells):
+                numbers[y, : len(own)] = [cell if isinstance(cell, float) else cell.value for cell in own]
             # Each way in its own colours: what matters is which token gets the credit, not how much there is.
-            scale = np.abs(numbers).max(1, keepdims=True).clip(1e-12)
+            scale = np.nanmax(np.abs(numbers), 1, keepdims=True).clip(1e-12)
             axes.imshow(numbers / scale, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
             for (y, x), number in np.ndenumerate(numbers):
+                if np.isnan(number):
+                    continue
                 light = abs(number) > 0.6 * scale[y, 0]
                 axes.text(
                     x, y, _signed(number), ha="center", va="center", color="white" if light else "black", fontsize=8

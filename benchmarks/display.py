@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,23 +15,24 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from benchmarks.cell import Cell
-from benchmarks.config import BenchmarkConfig
 from trainers.loop import METRICS_FILE
 
 _SECONDS_BETWEEN_LINES = 15.0
+_FEW = 12  # runs that all have room on a screen
 
 
 class Display:
-    """Bars where there is a terminal; where there is none, a plain line every 15 seconds."""
+    """Bars where there is a terminal; where there is none, plain lines every 15 seconds.
 
-    def __init__(self, config: BenchmarkConfig, cells: list[Cell], console: Console) -> None:
-        self._cells = cells
+    Of many runs it shows those that go on, and how much of all is done.
+    """
+
+    def __init__(self, cells: Sequence[Cell], console: Console) -> None:
         self._console = console
-        self._steps = config.usual.steps
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.completed:>7,.0f}/{task.total:,.0f} steps"),
+            TextColumn("{task.completed:>7,.0f}/{task.total:,.0f} {task.fields[unit]}"),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
             console=console,
@@ -37,11 +40,21 @@ class Display:
             expand=True,
             speed_estimate_period=20,
         )
+        self._few = len(cells) <= _FEW
+        self._all = self._progress.add_task("all", total=len(cells), unit="runs", numbers="", visible=not self._few)
         self._tasks: dict[Cell, TaskID] = {}
+        self._shares: dict[Cell, float] = {}
         for cell in cells:
-            name = escape(f"{cell.algo} seed {cell.seed}")  # brackets are markup to rich
-            self._tasks[cell] = self._progress.add_task(name, total=config.usual.steps, start=False, numbers="waiting")
-        self._last_line = time.monotonic()
+            self._tasks[cell] = self._progress.add_task(
+                escape(cell.name),  # brackets are markup to rich
+                total=cell.config.usual.steps,
+                start=False,
+                unit="steps",
+                numbers="waiting",
+                visible=self._few,
+            )
+        self._started = self._last_line = time.monotonic()
+        self._share_at_start: float | None = None
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -57,6 +70,8 @@ class Display:
         """Read how far every run is."""
         plain = []
         for cell, task in self._tasks.items():
+            if self._shares.get(cell) == 1 and not self._few:
+                continue
             line = _last_metrics(cell.path / METRICS_FILE)
             if line is None:
                 continue
@@ -74,13 +89,31 @@ class Display:
                 )
             if "best_score" in line:
                 numbers += f"  best {line['best_score']:.4f} (by step {line['best_score_step']:,})"
-            completed = min(line["step"], self._steps)
-            self._progress.update(task, completed=completed, numbers=numbers)
-            plain.append(f"{cell.algo} seed {cell.seed}: {completed:,}/{self._steps:,} steps, {numbers}")
+            total = cell.config.usual.steps
+            completed = min(line["step"], total)
+            self._shares[cell] = 1 if cell.finished else 0.99 * completed / total
+            self._progress.update(
+                task, completed=completed, numbers=numbers, visible=self._few or self._shares[cell] < 1
+            )
+            plain.append(f"{cell.name}: {completed:,}/{total:,} steps, {numbers}")
+        plain.append(self._overall())
         due = time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES
-        if due and plain and not self._console.is_terminal:
+        if due and not self._console.is_terminal:
             self._last_line = time.monotonic()
-            self._console.print("\n".join(plain), highlight=False, markup=False)
+            self._console.print("\n".join(filter(None, plain)), highlight=False, markup=False)
+
+    def _overall(self) -> str:
+        """How many of many runs are done, and how long the others will take at this pace."""
+        if self._few:
+            return ""
+        share = sum(self._shares.values())
+        if self._share_at_start is None:
+            self._share_at_start = share
+        gained, left = share - self._share_at_start, len(self._tasks) - share
+        seconds = (time.monotonic() - self._started) * left / gained if gained > 0 else None
+        estimate = "" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
+        self._progress.update(self._all, completed=int(share), numbers=estimate)
+        return f"{int(share)} of {len(self._tasks)} runs done {estimate}"
 
 
 def _last_metrics(path: Path) -> dict[str, Any] | None:

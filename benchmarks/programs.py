@@ -6,19 +6,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import rich.table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from benchmarks.cell import Cell
+from benchmarks.cell import Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import PAPER_PROGRAMS
-from benchmarks.report import COLOURS, draw_seeds, keep_table, read_metrics
+from benchmarks.report import COLOURS, Known, Table, draw_seeds, read_metrics
 from benchmarks.statistics import bootstrap_mean
 from trainers.loop import BEST_PROGRAM_FILE
 
@@ -45,52 +46,61 @@ is usual on a set and not who is better.
 """.strip().replace("\n", " ")
 
 
-def wrote_programs(cells: list[Cell]) -> bool:
-    """Whether programs are what these runs wrote."""
-    return any((cell.path / BEST_PROGRAM_FILE).exists() for cell in cells)
+def wrote_programs(benchmark: Benchmark) -> bool:
+    """Whether programs are what its runs wrote."""
+    return "works" in read_metrics(benchmark.cells[0])[0]
 
 
-def write_programs(runs: list[tuple[BenchmarkConfig, list[Cell]]], folder: Path, console: Console) -> None:
-    """Print the table, write it as ``programs.md`` and, with every seed's numbers, as ``programs.json``, and draw the
-    curves behind it as ``programs.png``."""
+def tabulate(runs: Sequence[Benchmark]) -> Table:
+    """The programs of runs on one or more data sets, beside published ones."""
     rows: list[tuple[str, ...]] = []
     found: dict[str, dict[str, Any]] = {}
-    for config, cells in runs:
-        name = _data_set(config)
-        for algo in config.algos:
-            standing = _standing([cell for cell in cells if cell.algo == algo])
+    for run in runs:
+        name = _data_set(run.config)
+        for algo in run.config.algos:
+            if algo in found.get(name, {}):
+                raise ValueError(f"{run.folder} has {algo} on {name}, which another of these folders has, too")
+            standing = _standing(run.of(algo))
             found.setdefault(name, {})[algo] = standing
             rows.append((name, algo, *_format(standing)))
     for name in found:
         if published := PAPER_PROGRAMS.get(name):
-            rows += [(name, by, "", f"{score:.4f}", "", "", "", "") for by, score in published.items()]
+            rows += [(name, by, "", Known(f"{score:.4f}"), "", "", "", "") for by, score in published.items()]
     rows.sort(key=lambda row: list(found).index(row[0]))
-    table = Table(title="Programs", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    return Table(_NOTE, _HEADER, rows, {"note": _NOTE, "sets": found})
+
+
+def write_programs(runs: Sequence[Benchmark], folder: Path, console: Console) -> None:
+    """Print the table, write it as ``programs.md`` and, with every seed's numbers, as ``programs.json``, and draw the
+    curves behind it as ``programs.png``."""
+    table = tabulate(runs)
+    shown = rich.table.Table(title="Programs", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in _HEADER:
-        table.add_column(column, justify="left" if column in _HEADER[:2] else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_RANGE.sub("", cell)) for cell in row))
-    console.print(table)
-    keep_table(folder / "programs.md", _NOTE, _HEADER, rows, {"note": _NOTE, "sets": found})
+        shown.add_column(column, justify="left" if column in _HEADER[:2] else "right", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(escape(_RANGE.sub("", cell)) for cell in row))
+    console.print(shown)
+    table.keep(folder / "programs.md")
     console.print(f"table: {folder / 'programs.md'}", soft_wrap=True)
-    console.print(f"figure: {_draw(runs, folder / 'programs.png')}", soft_wrap=True)
+    console.print(f"figure: {draw(runs, folder / 'programs.png')}", soft_wrap=True)
 
 
-def _draw(runs: list[tuple[BenchmarkConfig, list[Cell]]], path: Path) -> Path:
+def draw(runs: Sequence[Benchmark], path: Path) -> Path:
     """A row for each run; in it a panel for each measure, over decisions."""
     figure, panels = plt.subplots(
         len(runs), len(_MEASURES), figsize=(14, 3 * len(runs) + 0.6), layout="constrained", squeeze=False
     )
-    for (config, cells), row in zip(runs, panels, strict=True):
+    for run, row in zip(runs, panels, strict=True):
+        name, algos = _data_set(run.config), run.config.algos
         for axes, (measure, title) in zip(row, _MEASURES.items(), strict=True):
-            for algo, colour in zip(config.algos, COLOURS * len(config.algos), strict=False):
-                draw_seeds(axes, algo, [cell for cell in cells if cell.algo == algo], measure, colour)
+            for algo, colour in zip(algos, COLOURS * len(algos), strict=False):
+                draw_seeds(axes, algo, run.of(algo), measure, colour)
             axes.set_title(title, fontsize="medium")
             axes.grid(alpha=0.25)
-        if published := PAPER_PROGRAMS.get(_data_set(config)):
+        if published := PAPER_PROGRAMS.get(name):
             for (by, score), style in zip(published.items(), ("--", "-.", ":"), strict=True):
                 row[-1].axhline(score, color="black", linestyle=style, linewidth=1, label=by)
-        row[0].set_ylabel(_data_set(config))
+        row[0].set_ylabel(name)
         row[-1].legend(fontsize="small")
     for axes in panels[-1]:
         axes.set_xlabel("decisions")
@@ -118,7 +128,10 @@ def _standing(cells: list[Cell]) -> dict[str, Any]:
     if scored:
         champion = max(scored, key=lambda seed: scored[seed])
         standing["best"] = scored[champion]
-        standing["program"] = next(c.path / BEST_PROGRAM_FILE for c in cells if c.seed == champion).read_text()
+        file = next(cell.path / BEST_PROGRAM_FILE for cell in cells if cell.seed == champion)
+        if not file.exists():
+            raise ValueError(f"{file} is gone, the best program of its agent")
+        standing["program"] = file.read_text()
     return standing
 
 
@@ -126,8 +139,8 @@ def _format(standing: dict[str, Any]) -> tuple[str, ...]:
     scores = [score for score in standing["best_of_seeds"].values() if score is not None]
     works = {key: 100 * share for key, share in standing["works"].items()}
     return (
-        str(len(standing["best_of_seeds"])),
-        f"{standing['best']:.4f}" if scores else "none works",
+        Known(len(standing["best_of_seeds"])),
+        Known(f"{standing['best']:.4f}") if scores else "none works",
         f"{sum(scores) / len(scores):.4f} ({min(scores):.4f} … {max(scores):.4f})" if scores else "",
         _interval(standing["reward"]),
         f"{works['value']:.0f}% [{works['low']:.0f}, {works['high']:.0f}]",

@@ -11,15 +11,15 @@ from typing import Any
 import gymnasium as gym
 import matplotlib
 import numpy as np
+import rich.table
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 import trainers
-from benchmarks.cell import Cell
-from benchmarks.config import BenchmarkConfig
-from lang_envs.files import write_atomically
+from benchmarks.cell import Benchmark, Cell
+from benchmarks.statistics import interval_of_means
+from lang_envs.files import parse_json, write_atomically
 from trainers.agents.random import RandomAgent
 from trainers.loop import METRICS_FILE
 
@@ -59,14 +59,15 @@ class Summary:
     rows: list[Row]
 
 
-def summarise(config: BenchmarkConfig, cells: list[Cell]) -> Summary:
+def summarise(benchmark: Benchmark) -> Summary:
     """Read every cell's result and training curve, and play the random policy beside them."""
+    config = benchmark.config
     env = gym.make(config.env, **config.env_options)
     optimum = getattr(env.unwrapped, "optimal_return", None)
     chance = trainers.evaluate(RandomAgent(env), config.env, config.eval_episodes, **config.env_options)
     rows = []
     for algo in config.algos:
-        own = [cell for cell in cells if cell.algo == algo]
+        own = benchmark.of(algo)
         results = [cell.result for cell in own]
         assert all(results), "summarise needs finished cells"
         rows.append(
@@ -76,7 +77,7 @@ def summarise(config: BenchmarkConfig, cells: list[Cell]) -> Summary:
                 returns=[result["sampled"]["return"] for result in results if result],
                 greedy_returns=[result["greedy"]["return"] for result in results if result],
                 success_rates=[result["sampled"]["success"] for result in results if result],
-                steps_to_near_optimum=[_steps_to_near_optimum(read_metrics(cell), optimum) for cell in own],
+                steps_to_near_optimum=[steps_to_near_optimum(read_metrics(cell), optimum) for cell in own],
             )
         )
     return Summary(
@@ -85,10 +86,25 @@ def summarise(config: BenchmarkConfig, cells: list[Cell]) -> Summary:
 
 
 def read_metrics(cell: Cell) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (cell.path / METRICS_FILE).read_text().splitlines()]
+    """What a finished run wrote while it learnt.
+
+    Raises
+    ------
+    ValueError
+        If that is damaged, or ends before the run did.
+    """
+    file = cell.path / METRICS_FILE
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = [parse_json(line, f"line {number} of {file}") for number, line in enumerate(lines, 1)]
+    steps, last = cell.config.usual.steps, found[-1]["step"] if found else 0
+    if last < steps:
+        raise ValueError(
+            f"{file} ends at step {last:,} of {steps:,}: delete {cell.path}, then make bench RESUME={cell.folder}"
+        )
+    return found
 
 
-def _steps_to_near_optimum(lines: list[dict[str, Any]], optimum: float | None) -> int | None:
+def steps_to_near_optimum(lines: list[dict[str, Any]], optimum: float | None) -> int | None:
     if optimum is None or optimum <= 0:  # 90 % of nothing says nothing
         return None
     near = (line["step"] for line in lines if line.get("recent_return", -np.inf) >= NEAR_OPTIMUM * optimum)
@@ -105,7 +121,7 @@ def write_tables(summary: Summary, folder: Path, console: Console) -> None:
     if summary.optimal_return is not None:
         body.append(["optimum", "", f"{summary.optimal_return:.4f}", "", "100 %", "", "", ""])
     title = f"{summary.env}: {summary.steps:,} decisions a seed, then {summary.eval_episodes} episodes each"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = rich.table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("agent", "return", "of best", "greedy", "success", "steps to 90 %"):  # what fits 80 columns
         table.add_column(
             name,
@@ -117,17 +133,30 @@ def write_tables(summary: Summary, folder: Path, console: Console) -> None:
     for agent, _, mean, _, share, greedy, success, steps in body:
         table.add_row(escape(agent), mean, share, greedy, success, _range(steps))
     console.print(table)
-    keep_table(folder / "table.md", title, header, body, asdict(summary))
+    Table(title, header, body, asdict(summary)).keep(folder / "table.md")
 
 
-def keep_table(
-    path: Path, note: str, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: dict[str, Any]
-) -> None:
-    """Write a table in Markdown below its note, and the numbers it was made of beside it as JSON."""
-    lines = [note, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    write_atomically(path, "\n".join(lines) + "\n")
-    write_atomically(path.with_suffix(".json"), json.dumps(numbers, indent=2) + "\n")
+class Known(str):
+    """A number that has no interval, for chance has no part in it: a count, an exact value, one that was published."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below a note that says what they are, and the numbers that they were made of."""
+
+    note: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: dict[str, Any]
+
+    def keep(self, path: Path) -> None:
+        """Write it in Markdown, and the numbers beside it as JSON."""
+        lines = [self.note, "", "| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
+        write_atomically(path, "\n".join(lines) + "\n")
+        write_atomically(path.with_suffix(".json"), json.dumps(self.numbers, indent=2, allow_nan=False) + "\n")
 
 
 def _range(steps: str) -> str:
@@ -156,17 +185,18 @@ def _format(row: Row, optimum: float | None) -> list[str]:
     ]
 
 
-def draw_curves(config: BenchmarkConfig, cells: list[Cell], summary: Summary, path: Path) -> Path:
-    """Mean return of the last 20 training episodes over decisions: a line for each seed, a thick one for their mean."""
+def draw_curves(benchmark: Benchmark, summary: Summary, path: Path) -> Path:
+    """Mean return of the last 20 training episodes over decisions."""
     figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
-    for algo, colour in zip(config.algos, COLOURS * len(config.algos), strict=False):
-        draw_seeds(axes, algo, [cell for cell in cells if cell.algo == algo], "recent_return", colour)
+    algos = benchmark.config.algos
+    for algo, colour in zip(algos, COLOURS * len(algos), strict=False):
+        draw_seeds(axes, algo, benchmark.of(algo), "recent_return", colour)
     if summary.optimal_return is not None:
         axes.axhline(summary.optimal_return, color="black", linestyle="--", linewidth=1, label="optimum")
     axes.axhline(summary.random_return, color="grey", linestyle=":", linewidth=1.4, label="random policy")
     axes.set_xlabel("decisions")
     axes.set_ylabel("discounted return (mean of last 20 episodes)")
-    axes.set_title(config.env)
+    axes.set_title(benchmark.config.env)
     axes.grid(alpha=0.25)
     figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=150)
@@ -175,7 +205,8 @@ def draw_curves(config: BenchmarkConfig, cells: list[Cell], summary: Summary, pa
 
 
 def draw_seeds(axes: Axes, algo: str, cells: list[Cell], measure: str, colour: str) -> None:
-    """What the metrics of an agent's runs say of one measure: a line for each seed, a thick one for their mean."""
+    """What the metrics of an agent's runs say of one measure: a line for each seed, a thick one for their mean, and a
+    band for its 95 % interval."""
     lines = [[line for line in read_metrics(cell) if measure in line] for cell in cells]
     curves = [([line["step"] for line in own], [line[measure] for line in own]) for own in lines if own]
     if not curves:
@@ -184,6 +215,7 @@ def draw_seeds(axes: Axes, algo: str, cells: list[Cell], measure: str, colour: s
     resampled = np.stack([np.interp(grid, *curve) for curve in curves])
     for curve in curves:
         axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8, marker="o" if len(curve[0]) == 1 else None)
-    axes.fill_between(grid, resampled.min(0), resampled.max(0), color=colour, alpha=0.12, linewidth=0)
+    if len(curves) > 1:
+        axes.fill_between(grid, *interval_of_means(resampled), color=colour, alpha=0.15, linewidth=0)
     label = f"{algo.rpartition(':')[2]} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
     axes.plot(grid, resampled.mean(0), color=colour, linewidth=2.2, label=label)

@@ -19,18 +19,19 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.cell import Cell, run_cell
+from benchmarks.cell import CONFIG_FILE, Benchmark, Cell, run_cell
 from benchmarks.config import BenchmarkConfig, parse_variant
+from benchmarks.credit_study import draw as draw_credit
 from benchmarks.credit_study import study
 from benchmarks.display import Display
 from benchmarks.programs import write_programs, wrote_programs
 from benchmarks.report import draw_curves, summarise, write_tables
 from benchmarks.transfer import write_transfer
+from lang_envs.files import write_atomically
 from trainers.agents.common import ADAPTER_FOLDER
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER
 
-CONFIG_FILE = "config.json"
 _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
@@ -50,8 +51,8 @@ def run(config: BenchmarkConfig) -> Path:
     folder = config.runs_dir / f"{config.env.rpartition(':')[2]}-{names}-{stamp}"
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)
-    (folder / "versions.txt").write_text("\n".join(_versions()) + "\n")
-    return _run_cells(config, folder)
+    write_versions(folder)
+    return _run_benchmark(Benchmark(config, folder))
 
 
 def resume(folder: Path) -> Path:
@@ -62,9 +63,7 @@ def resume(folder: Path) -> Path:
     ValueError
         If the folder is not that of a benchmark.
     """
-    if not (folder / CONFIG_FILE).is_file():
-        raise ValueError(f"{folder} is no benchmark's folder: it has no {CONFIG_FILE}")
-    return _run_cells(BenchmarkConfig.load(folder / CONFIG_FILE), folder)
+    return _run_benchmark(Benchmark.load(folder))
 
 
 def tabulate_programs(folders: Sequence[Path], output: Path) -> None:
@@ -75,10 +74,10 @@ def tabulate_programs(folders: Sequence[Path], output: Path) -> None:
     ValueError
         If there is no folder, or one that is not that of a benchmark which wrote programs and is done.
     """
-    runs = [_finished(folder) for folder in folders]
-    for folder, (_, cells) in zip(folders, runs, strict=True):
-        if not wrote_programs(cells):
-            raise ValueError(f"in {folder} no programs were written")
+    runs = [Benchmark.finished(folder) for folder in folders]
+    for run in runs:
+        if not wrote_programs(run):
+            raise ValueError(f"in {run.folder} no programs were written")
     if not runs:
         raise ValueError("name the folders of one or more runs")
     output.mkdir(parents=True, exist_ok=True)
@@ -94,61 +93,59 @@ def study_credit(folder: Path | None, output: Path) -> None:
         If the folder is not that of a finished benchmark in the study's world.
     """
     output.mkdir(parents=True, exist_ok=True)
-    study(None if folder is None else _finished(folder), output, Console())
+    found, console = study(None if folder is None else Benchmark.finished(folder)), Console()
+    found.tabulate().keep(output / "credit.md")
+    console.print(f"table: {output / 'credit.md'}", soft_wrap=True)
+    console.print(f"figure: {draw_credit(found, output / 'credit.png')}", soft_wrap=True)
 
 
-def _finished(folder: Path) -> tuple[BenchmarkConfig, list[Cell]]:
-    if not (folder / CONFIG_FILE).is_file():
-        raise ValueError(f"{folder} is no benchmark's folder: it has no {CONFIG_FILE}")
-    config = BenchmarkConfig.load(folder / CONFIG_FILE)
-    cells = cells_of(config, folder)
-    if unfinished := [cell.path for cell in cells if cell.result is None]:
-        raise ValueError(f"{unfinished[0]} is not finished: make bench RESUME={folder}")
-    return config, cells
-
-
-def _run_cells(config: BenchmarkConfig, folder: Path) -> Path:
+def _run_benchmark(benchmark: Benchmark) -> Path:
+    config, folder = benchmark.config, benchmark.folder
     console = Console()
-    cells = cells_of(config, folder)
-    waiting = [cell for cell in cells if cell.result is None]
-    workers = min(config.workers or _default_workers(config), len(waiting)) if waiting else 0
-    console.print(
-        f"{config.env}: {len(waiting)} of {len(cells)} runs to do, {workers} at a time, in {folder}", soft_wrap=True
-    )
     started = time.monotonic()
-    try:
-        if waiting:
-            _run_in_processes(config, waiting, workers, Display(config, cells, console))
-    except BaseException as error:
-        console.print(
-            f"stopped ({type(error).__name__}); go on with: make bench RESUME={folder}", style="yellow", soft_wrap=True
-        )
-        raise
-    summary = summarise(config, cells)
+    run_cells(benchmark.cells, config.env, folder, config.workers, console, f"make bench RESUME={folder}")
+    summary = summarise(benchmark)
     write_tables(summary, folder, console)
-    if wrote_programs(cells):
-        write_programs([(config, cells)], folder, console)
+    if wrote_programs(benchmark):
+        write_programs([benchmark], folder, console)
     if config.transfer:
-        write_transfer(config, cells, folder, console)
-    figure = draw_curves(config, cells, summary, folder / "curves.png")
-    console.print(f"figure: {figure}", soft_wrap=True)
-    adapters = [cell.path / CHECKPOINTS_FOLDER / LAST / ADAPTER_FOLDER for cell in cells]
+        write_transfer(benchmark, folder, console)
+    console.print(f"figure: {draw_curves(benchmark, summary, folder / 'curves.png')}", soft_wrap=True)
+    adapters = [cell.path / CHECKPOINTS_FOLDER / LAST / ADAPTER_FOLDER for cell in benchmark.cells]
     for adapter in filter(Path.exists, adapters):
         console.print(f"adapter (PEFT): {adapter}", soft_wrap=True)
     console.print(f"done in {time.monotonic() - started:.0f} s")
     return folder
 
 
-def cells_of(config: BenchmarkConfig, folder: Path) -> list[Cell]:
-    """The runs of a benchmark, whether they are done or not."""
-    seeds = range(config.first_seed, config.first_seed + config.seeds)
-    return [Cell(folder, algo, seed) for algo in config.algos for seed in seeds]
+def run_cells(
+    cells: Sequence[Cell], title: str, folder: Path, workers: int | None, console: Console, go_on: str
+) -> None:
+    """Run what is not finished, in processes side by side; ``go_on`` is the command that goes on where this stops.
+
+    Raises
+    ------
+    ValueError
+        If a cell was begun with another plan.
+    CellFailed
+        If a run fails; what the others have done is kept.
+    """
+    for cell in cells:
+        cell.check()
+    waiting = [cell for cell in cells if not cell.finished]
+    side_by_side = min(workers or _default_workers(waiting), len(waiting))
+    console.print(
+        f"{title}: {len(waiting)} of {len(cells)} runs to do, {side_by_side} at a time, in {folder}", soft_wrap=True
+    )
+    try:
+        if waiting:
+            _run_in_processes(waiting, side_by_side, Display(cells, console))
+    except BaseException as error:
+        console.print(f"stopped ({type(error).__name__}); go on with: {go_on}", style="yellow", soft_wrap=True)
+        raise
 
 
-def _run_in_processes(config: BenchmarkConfig, cells: list[Cell], workers: int, display: Display) -> None:
-    # Operations on the embedded model are too small to share; threads that wait for each other only slow it down.
-    embedded = config.model in (None, "embedded")
-    threads = 1 if embedded else max(1, (os.cpu_count() or 1) // workers)
+def _run_in_processes(cells: Sequence[Cell], workers: int, display: Display) -> None:
     context = multiprocessing.get_context("spawn")
     for name, value in _KEEP_MEMORY.items():
         os.environ.setdefault(name, value)  # read when a process starts, too late for this one
@@ -158,16 +155,17 @@ def _run_in_processes(config: BenchmarkConfig, cells: list[Cell], workers: int, 
             while waiting or running:
                 while waiting and len(running) < workers:
                     cell = waiting.popleft()
+                    # Operations on small models are too small to share; threads that wait for each other only slow
+                    # them down.
+                    threads = 1 if cell.config.embedded else max(1, (os.cpu_count() or 1) // workers)
                     # A process for each run: nothing of one is left for the next.
-                    running[cell] = context.Process(target=run_cell, args=(config, cell, threads))
+                    running[cell] = context.Process(target=run_cell, args=(cell, threads))
                     running[cell].start()
                 multiprocessing.connection.wait([process.sentinel for process in running.values()], timeout=0.5)
                 display.update()
                 for cell in [cell for cell, process in running.items() if not process.is_alive()]:
                     if (code := running.pop(cell).exitcode) != 0:
-                        raise CellFailed(
-                            f"{cell.algo}, seed {cell.seed}, ended with code {code}; its error stands above"
-                        )
+                        raise CellFailed(f"{cell.name} ended with code {code}; its error stands above")
     finally:
         for process in running.values():
             process.terminate()
@@ -178,9 +176,14 @@ class CellFailed(RuntimeError):
     """A run within a benchmark failed; its own process has said why."""
 
 
-def _default_workers(config: BenchmarkConfig) -> int:
-    on_gpu = torch.cuda.is_available() and config.device != "cpu"
+def _default_workers(cells: Sequence[Cell]) -> int:
+    on_gpu = torch.cuda.is_available() and any(cell.config.device != "cpu" for cell in cells)
     return 1 if on_gpu else os.cpu_count() or 1
+
+
+def write_versions(folder: Path) -> None:
+    """What a folder was made with, and by which command; of one that was gone on with, what went on last."""
+    write_atomically(folder / "versions.txt", "\n".join(_versions()) + "\n")
 
 
 def _versions() -> Iterator[str]:

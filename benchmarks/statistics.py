@@ -36,6 +36,11 @@ def mean(tasks: Sequence[Runs]) -> Interval:
     return _interval(lambda *runs: np.mean([run.mean(-1) for run in runs], 0), tasks)
 
 
+def mean_difference(ours: Runs, theirs: Runs) -> Interval:
+    """How much our mean is above theirs; the runs of the two are drawn anew apart from each other."""
+    return _interval(lambda a, b: a.mean(-1) - b.mean(-1), [ours, theirs])
+
+
 def probability_of_improvement(ours: Sequence[Runs], theirs: Sequence[Runs]) -> Interval:
     """How probable it is that a run of ours beats one of theirs, a tie counting half; the mean over tasks.
 
@@ -87,6 +92,21 @@ def _interval(statistic: Callable[..., np.ndarray], samples: Sequence[Runs]) -> 
     drawn = [array[rng.integers(len(array), size=(_RESAMPLES, len(array)))] for array in arrays]
     low, high = np.quantile(statistic(*drawn), (0.025, 0.975))
     return Interval(float(statistic(*arrays)), float(low), float(high))
+
+
+def interval_of_means(curves: np.ndarray) -> np.ndarray:
+    """The ends of the 95 % interval of a mean over seeds, at every point of their curves.
+
+    Parameters
+    ----------
+    curves : float array (seeds, points)
+
+    Returns
+    -------
+    float array (2, points)
+    """
+    drawn = np.random.default_rng(0).integers(len(curves), size=(_RESAMPLES // 10, len(curves)))
+    return np.quantile(curves[drawn].mean(1), (0.025, 0.975), axis=0)
 
 
 def bootstrap_mean(seeds: Sequence[Sequence[float]], rng: np.random.Generator | None = None) -> Interval:

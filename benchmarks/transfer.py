@@ -9,15 +9,15 @@ from typing import Any
 import gymnasium as gym
 import matplotlib
 import numpy as np
+import rich.table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from benchmarks.cell import Cell
+from benchmarks.cell import Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import PAPER_TRANSFER
-from benchmarks.report import COLOURS, keep_table
+from benchmarks.report import COLOURS, Known, Table
 from benchmarks.statistics import bootstrap_mean
 
 matplotlib.use("Agg")
@@ -38,56 +38,68 @@ _EMBEDDED_NOTE = (
 _PAPER_NOTE = " Paper: LLaMA2-7B, table 1 of arXiv 2405.15821."
 
 
-def gather(config: BenchmarkConfig, cells: list[Cell]) -> dict[str, dict[str, dict[str, Any]]]:
+def gather(benchmark: Benchmark) -> dict[str, dict[str, dict[str, Any]]]:
     """For each world and each column (untrained, then the agents) the interval of the return, and the success rate."""
     table: dict[str, dict[str, dict[str, Any]]] = {}
-    for env in config.transfer:
-        table[env] = {UNTRAINED: _summary(cells, config.algos[0], UNTRAINED, env)}
-        table[env] |= {algo: _summary(cells, algo, "trained", env) for algo in config.algos}
+    algos = benchmark.config.algos
+    for env in benchmark.config.transfer:
+        table[env] = {UNTRAINED: _summary(benchmark.of(algos[0]), UNTRAINED, env)}
+        table[env] |= {algo: _summary(benchmark.of(algo), "trained", env) for algo in algos}
     return table
 
 
-def _summary(cells: list[Cell], algo: str, stage: str, env: str) -> dict[str, Any]:
+def _summary(cells: list[Cell], stage: str, env: str) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for way in ("sampled", "greedy"):
-        played = [cell.transfer[stage][env][way] for cell in cells if cell.algo == algo]
+        played = [cell.played(stage)[env][way] for cell in cells]
         for measure in ("return", "success"):
             summary[f"{way}_{measure}"] = bootstrap_mean([episodes[measure] for episodes in played])._asdict()
     return summary
 
 
-def write_transfer(config: BenchmarkConfig, cells: list[Cell], folder: Path, console: Console) -> None:
-    """Print the table, write it as ``transfer.md`` and ``transfer.json``, and draw it as ``transfer.png``."""
-    table = gather(config, cells)
-    optima = {
-        env: getattr(gym.make(env, **config.tokenizer_options).unwrapped, "optimal_return", None) for env in table
-    }
-    note = _note(config)
-    columns = [UNTRAINED, *config.algos]
-    header = ["task", "best", *columns]
+def tabulate(benchmark: Benchmark) -> Table:
+    """A row for each world, and below it the paper's, where it has one."""
+    found = gather(benchmark)
+    columns = [UNTRAINED, *benchmark.config.algos]
     rows = []
-    for env, found in table.items():
-        best = "" if optima[env] is None else f"{optima[env]:.4f}"
-        rows.append([env, best, *(_cell(found[column]) for column in columns)])
+    for env, best in optima(benchmark).items():
+        rows.append(
+            [env, "" if best is None else Known(f"{best:.4f}"), *(_cell(found[env][column]) for column in columns)]
+        )
         if env in PAPER_TRANSFER:
             paper = PAPER_TRANSFER[env]
             rows.append(["… paper, 7B", "", *(_paper_cell(paper.get(column)) for column in columns)])
-    shown = Table(
+    note = _note(benchmark.config)
+    return Table(note, ["task", "best", *columns], rows, {"note": note, "worlds": found})
+
+
+def optima(benchmark: Benchmark) -> dict[str, float | None]:
+    """The best return in each world."""
+    options = benchmark.config.tokenizer_options
+    return {
+        env: getattr(gym.make(env, **options).unwrapped, "optimal_return", None) for env in benchmark.config.transfer
+    }
+
+
+def write_transfer(benchmark: Benchmark, folder: Path, console: Console) -> None:
+    """Print the table, write it as ``transfer.md`` and ``transfer.json``, and draw it as ``transfer.png``."""
+    table = tabulate(benchmark)
+    shown = rich.table.Table(
         title="In worlds that were not trained in: mean return, success", title_justify="left", box=SIMPLE_HEAD
     )
-    for name in header:
+    for name in table.header:
         shown.add_column(
             escape(name),
             justify="left" if name == "task" else "right",
             overflow="fold",
             min_width=14 if name == "task" else None,
         )
-    for row in rows:
+    for row in table.rows:
         shown.add_row(*map(escape, (_short(row[0]), *(_INTERVAL.sub("", cell) for cell in row[1:]))))
     console.print(shown)
-    console.print(_note(config, where=" in transfer.md"), style="dim", markup=False)
-    keep_table(folder / "transfer.md", note, header, rows, {"note": note, "worlds": table})
-    console.print(f"figure: {_draw(table, optima, folder / 'transfer.png')}", soft_wrap=True)
+    console.print(_note(benchmark.config, where=" in transfer.md"), style="dim", markup=False)
+    table.keep(folder / "transfer.md")
+    console.print(f"figure: {draw(benchmark, folder / 'transfer.png')}", soft_wrap=True)
 
 
 def _short(env: str) -> str:
@@ -105,7 +117,7 @@ def _note(config: BenchmarkConfig, where: str = " in brackets") -> str:
         episodes=config.eval_episodes,
         first=config.algos[0],
     )
-    embedded = config.model in (None, "embedded")
+    embedded = config.embedded
     return note + _EMBEDDED_NOTE * embedded + _PAPER_NOTE * any(env in PAPER_TRANSFER for env in config.transfer)
 
 
@@ -119,8 +131,9 @@ def _paper_cell(found: tuple[float, float] | None) -> str:
     return "" if found is None else f"{found[0]:.4f} {found[1]:.0%}"
 
 
-def _draw(table: dict[str, dict[str, dict[str, Any]]], optima: dict[str, float | None], path: Path) -> Path:
+def draw(benchmark: Benchmark, path: Path) -> Path:
     """Bars of returns with their intervals, a line at the best return."""
+    table = gather(benchmark)
     figure, axes = plt.subplots(figsize=(10, 4.2), layout="constrained")
     columns = list(next(iter(table.values())))
     width = 0.8 / len(columns)
@@ -131,7 +144,7 @@ def _draw(table: dict[str, dict[str, dict[str, Any]]], optima: dict[str, float |
         means = np.array([interval["value"] for interval in intervals])
         spread = np.array([[i["value"] - i["low"], i["high"] - i["value"]] for i in intervals]).T.clip(0)
         axes.bar(at + (k + 0.5) * width - 0.4, means, width, yerr=spread, color=colour, label=column, capsize=2)
-    for k, best in enumerate(optima.values()):
+    for k, best in enumerate(optima(benchmark).values()):
         if best is not None:
             axes.hlines(best, k - 0.42, k + 0.42, "black", "--", label="optimum" if k == 0 else None, linewidth=1)
     axes.set_xticks(at, [_short(env).replace("-", "\n") for env in table])

@@ -7,13 +7,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from rich.console import Console
 
 import lang_envs  # noqa: F401 — registers the worlds
 import trainers
+from benchmarks.cell import Benchmark
 from benchmarks.config import BenchmarkConfig
 from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, WORLD, ask, exact_credit, study
-from benchmarks.run import cells_of, run, study_credit
+from benchmarks.run import run, study_credit
 from benchmarks.tabular import exact_values, explore, follow
 
 Prefix = tuple[int, tuple[int, ...]]
@@ -126,7 +126,7 @@ def test_a_run_elsewhere_or_of_one_seed_is_refused(tmp_path: Path) -> None:
         (BenchmarkConfig(env=WORLD, seeds=2, algo="random"), "no agent of .* has a critic to ask: random"),
     ):
         with pytest.raises(ValueError, match=message):
-            study((wrong, cells_of(wrong, tmp_path)), tmp_path, Console(quiet=True))
+            study(Benchmark(wrong, tmp_path))
 
 
 def test_a_way_leads_to_the_situation_at_its_end() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.cell import RESULT_FILE
+from benchmarks.cell import CONFIG_FILE, RESULT_FILE, Benchmark
 from benchmarks.config import BenchmarkConfig
 from benchmarks.programs import write_programs
-from benchmarks.run import CONFIG_FILE, cells_of, tabulate_programs
+from benchmarks.run import tabulate_programs
 
 ENV = "DataSciCoding-breast-w-v0"
 
@@ -17,10 +17,10 @@ ENV = "DataSciCoding-breast-w-v0"
 def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None]) -> BenchmarkConfig:
     """A finished run of 20 iterations, in which seed s earns s in its last two and −1 before."""
     algos = list(dict.fromkeys(algo for algo, _ in best))
-    config = BenchmarkConfig(algo=",".join(algos), env=env, seeds=len(best) // len(algos))
+    config = BenchmarkConfig(algo=",".join(algos), env=env, seeds=len(best) // len(algos), steps=200)
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)
-    for cell in cells_of(config, folder):
+    for cell in Benchmark(config, folder).cells:
         cell.path.mkdir(parents=True)
         score = best[cell.algo, cell.seed]
         lines = [
@@ -38,7 +38,7 @@ def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None])
 def test_best_programs_and_the_last_tenth_stand_beside_published_numbers(tmp_path: Path) -> None:
     best = {("poad", 0): 0.9, ("poad", 1): 0.95, ("ntpo", 0): None, ("ntpo", 1): 0.8}
     config = write_run(tmp_path / "run", ENV, best)
-    write_programs([(config, cells_of(config, tmp_path / "run"))], tmp_path, Console(quiet=True))
+    write_programs([Benchmark(config, tmp_path / "run")], tmp_path, Console(quiet=True))
     found = json.loads((tmp_path / "programs.json").read_text())["sets"]["breast-w"]
     assert found["poad"]["best"] == 0.95 and found["poad"]["program"] == "score = 0.95"
     assert found["poad"]["reward"] == {"value": 0.5, "low": 0.0, "high": 1.0}

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cell import Cell
+from benchmarks.cell import Benchmark
 from benchmarks.config import BenchmarkConfig
 from benchmarks.transfer import gather
 
 
 def test_every_number_stands_in_its_column(tmp_path: Path) -> None:
     config = BenchmarkConfig(algo="poad,ntpo", seeds=2, transfer=("VirtualHome-cheese-v0", "VirtualHome-towel-v0"))
-    cells = [Cell(tmp_path, algo, seed) for algo in config.algos for seed in (0, 1)]
+    benchmark = Benchmark(config, tmp_path)
     value = {}
-    for a, cell in enumerate(cells):
+    for a, cell in enumerate(benchmark.cells):
         cell.path.mkdir(parents=True)
         for s, stage in enumerate(("untrained", "trained")):
             found = {}
@@ -25,7 +25,7 @@ def test_every_number_stands_in_its_column(tmp_path: Path) -> None:
                     for way, shift in (("sampled", 0.0), ("greedy", 0.5))
                 }
             cell.transfer_file(stage).write_text(json.dumps(found))
-    table = gather(config, cells)
+    table = gather(benchmark)
     for env, columns in table.items():
         assert list(columns) == ["untrained", "poad", "ntpo"]
         for column, found in columns.items():

@@ -27,7 +27,7 @@ def agent_class(name: str) -> type[Any]:
     module, separator, attribute = path.partition(":")
     if not separator:
         near = difflib.get_close_matches(name, AGENTS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"no agent {name!r}{hint} Known are {', '.join(AGENTS)}, and any 'package.module:Class'")
     try:
         found = getattr(import_module(module), attribute)

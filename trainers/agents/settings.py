@@ -110,6 +110,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        if self.temperature < 0.001:  # of which logits become infinite
+            raise ValueError(f"temperature={self.temperature} must be at least 0.001")
         for name in ("actor_lr", "critic_lr", "clip", "max_grad_norm", "kl_threshold", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive and finite")

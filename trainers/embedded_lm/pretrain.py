@@ -13,16 +13,18 @@ shows another random program with the error it ended in, when it was run on rand
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+import tyro
 from rich.progress import Progress
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -130,24 +132,45 @@ def expected_loss(
     return loss, float((weight * size).sum()), action.detach().numpy()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--decisions", type=int, default=20_000, help="random decisions in each world")
-    parser.add_argument("--steps", type=int, default=1600, help="optimiser steps")
-    parser.add_argument("--batch", type=int, default=64, help="observations in a step")
-    parser.add_argument("--programs", type=int, default=32, help="programs in a step")
-    parser.add_argument("--failures", type=int, default=3000, help="failed programs to draw prompts from")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=FOLDER)
-    arguments = parser.parse_args()
-    torch.manual_seed(arguments.seed)
-    rng = np.random.default_rng(arguments.seed)
+@dataclass(frozen=True)
+class Reading:
+    """How much is read, and how fast it is learnt."""
 
-    tokenizer = load_tokenizer("embedded")
+    decisions: int = 20_000
+    """Random decisions in each world."""
+    steps: int = 1600
+    """Optimiser steps."""
+    batch: int = 64
+    """Observations in a step."""
+    programs: int = 32
+    """Programs in a step."""
+    failures: int = 3000
+    """Failed programs to draw prompts from."""
+    lr: float = 3e-3
+    """The highest learning rate."""
+    seed: int = 0
+    output: Path = FOLDER
+    """Folder of the model, its tokenizer and a report, pretraining.json."""
+
+
+def wrap(tokenizer_file: Path) -> PreTrainedTokenizerFast:
+    """A ``tokenizer.json`` with the embedded tokenizer's special tokens as Hugging Face has it."""
+    special = {"pad_token": "<|pad|>", "bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    return PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **special)
+
+
+def pretrain(reading: Reading, tokenizer_file: Path, worlds: Sequence[str]) -> dict[str, Any]:
+    """Make a model that has read random play of finite worlds; returns its report.
+
+    ``tokenizer_file`` is as :func:`wrap` takes it.
+    """
+    torch.manual_seed(reading.seed)
+    rng = np.random.default_rng(reading.seed)
+    wrapped = wrap(tokenizer_file)
+    tokenizer = load_tokenizer(wrapped)
     questions, counts, floor, success = [], [], [], {}
-    for index, name in enumerate(name for name, world in WORLDS.items() if world.finite):
-        seen, success[name] = random_play(name, arguments.decisions, seed=arguments.seed + index)
+    for index, name in enumerate(worlds):
+        seen, success[name] = random_play(name, reading.decisions, seed=reading.seed + index)
         for (text, phrases), times in seen.items():
             questions.append(question(tokenizer, text, phrases))
             counts.append(times)
@@ -170,21 +193,21 @@ def main() -> None:
             attn_implementation="sdpa",
         )
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, total_steps=arguments.steps, pct_start=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=reading.lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, reading.lr, total_steps=reading.steps, pct_start=0.05)
     recent: list[tuple[float, float, float]] = []
     with Progress() as progress:
-        failures = random_failures(arguments.failures, rng, progress)
-        task = progress.add_task("pre-training", total=arguments.steps)
-        for step in range(1, arguments.steps + 1):
-            drawn, repeats = np.unique(rng.choice(len(questions), arguments.batch, p=share), return_counts=True)
-            coding = [random_coding(tokenizer, failures, rng) for _ in range(arguments.programs)]
-            batch = [*(questions[i] for i in drawn), *coding]
+        failed = random_failures(reading.failures, rng, progress) if reading.programs else []
+        task = progress.add_task("pre-training", total=reading.steps)
+        for step in range(1, reading.steps + 1):
+            drawn, repeats = np.unique(rng.choice(len(questions), reading.batch, p=share), return_counts=True)
+            coding = [random_coding(tokenizer, failed, rng) for _ in range(reading.programs)]
+            read = [*(questions[i] for i in drawn), *coding]
             weights = np.concatenate([repeats, np.ones(len(coding))])
             optimizer.zero_grad()
-            total, tokens, nll = 0.0, 0.0, np.zeros(len(batch))
-            for rows in split(batch, _TOKENS_PER_FORWARD):
-                loss, size, nll[rows] = expected_loss(model, [batch[i] for i in rows], weights[rows], tokenizer.pad_id)
+            total, tokens, nll = 0.0, 0.0, np.zeros(len(read))
+            for rows in split(read, _TOKENS_PER_FORWARD):
+                loss, size, nll[rows] = expected_loss(model, [read[i] for i in rows], weights[rows], tokenizer.pad_id)
                 loss.backward()
                 total, tokens = total + loss.item(), tokens + size
             for parameter in model.parameters():
@@ -193,14 +216,14 @@ def main() -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            worlds = slice(len(drawn))
-            action_nll = float(weights[worlds] @ nll[worlds] / repeats.sum())
-            recent = [*recent[-49:], (total / tokens, action_nll, nll[len(drawn) :].mean())]
+            known = slice(len(drawn))
+            action_nll = float(weights[known] @ nll[known] / repeats.sum())
+            recent = [*recent[-49:], (total / tokens, action_nll, nll[len(drawn) :].mean() if coding else 0.0)]
             mean_loss, mean_action, mean_program = np.mean(recent, axis=0)
             standing = f"loss {mean_loss:.4f}, action {mean_action:.4f}, program {mean_program:.2f}"
             progress.update(task, advance=1, description=standing)
             if step % 100 == 0 and not progress.console.is_terminal:
-                print(f"step {step} of {arguments.steps}: {standing}", flush=True)
+                print(f"step {step} of {reading.steps}: {standing}", flush=True)
 
     report: dict[str, Any] = {
         "parameters": model.num_parameters(),
@@ -210,16 +233,19 @@ def main() -> None:
         "program_nll": round(float(mean_program), 2),
         "action_nll_floor": round(float(share @ floor), 4),
         "random_policy_success_rate": success,
-        **{name: value for name, value in vars(arguments).items() if name != "output"},
+        **{name: value for name, value in asdict(reading).items() if name != "output"},
     }
-    model.save_pretrained(arguments.output)
-    (arguments.output / "model.safetensors").chmod(0o644)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_file=str(TOKENIZER_FILE), pad_token="<|pad|>", bos_token="<|begin|>", eos_token="<|end|>"
-    )
-    wrapped.save_pretrained(arguments.output)
-    (arguments.output / "pretraining.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2))
+    model.save_pretrained(reading.output)
+    (reading.output / "model.safetensors").chmod(0o644)
+    wrapped.save_pretrained(reading.output)
+    (reading.output / "pretraining.json").write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def main() -> None:
+    reading = tyro.cli(Reading, description=__doc__)
+    finite = [name for name, world in WORLDS.items() if world.finite]
+    print(json.dumps(pretrain(reading, TOKENIZER_FILE, finite), indent=2))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""The same actions in few tokens or many: tokenizers that differ in that alone, and a base model for each.
+
+What a discount inside an action does grows with the action's length in tokens (arXiv 2405.15821, section 4.2). So the
+same world is trained in with whole phrases as single tokens, with the embedded tokenizer's parts of words, and letter
+by letter; the models have one shape and have read the same random play, each in its own tokens.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import tokenizers
+from tokenizers import AddedToken, models
+
+from lang_envs.assets import TOKENIZER_FILE
+from lang_envs.assets.train_tokenizer import SPECIAL_TOKENS
+from trainers.embedded_lm.pretrain import Reading, pretrain
+
+GRANULARITIES = ("phrases", "subwords", "characters")
+READING = Reading(steps=600, programs=0)
+QUICK = Reading(steps=10, programs=0, decisions=500)
+
+
+def tokenizer_of(granularity: str, env_id: str) -> tokenizers.Tokenizer:
+    """A tokenizer whose tokens are whole phrases of a world, parts of words, or single bytes."""
+    backend = tokenizers.Tokenizer.from_file(str(TOKENIZER_FILE))
+    if granularity == "phrases":
+        phrases = gym.make(env_id, interface="text").unwrapped.get_wrapper_attr("action_names")
+        backend.add_tokens([AddedToken(" " + phrase, normalized=False) for phrase in phrases])
+    elif granularity == "characters":
+        alphabet = [*SPECIAL_TOKENS, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
+        backend.model = models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[])
+    elif granularity != "subwords":
+        raise ValueError(f"granularity={granularity!r} is not one of {', '.join(GRANULARITIES)}")
+    return backend
+
+
+def base_model(granularity: str, env_id: str, folder: Path, reading: Reading) -> None:
+    """Make a folder with a model that speaks such tokens, which takes minutes; nothing where it is there already."""
+    if folder.exists():
+        return
+    print(f"a base model whose tokens are {granularity}, in {folder}", flush=True)
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    tokenizer_of(granularity, env_id).save(str(unfinished / "tokenizer.json"))
+    pretrain(replace(reading, output=unfinished), unfinished / "tokenizer.json", [env_id])
+    unfinished.rename(folder)

@@ -1,0 +1,226 @@
+"""Agents beside each other in one world, or over several: every number with its runs and its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import matplotlib
+import numpy as np
+
+from benchmarks.cell import Benchmark
+from benchmarks.programs import wrote_programs
+from benchmarks.report import COLOURS, NEAR_OPTIMUM, Known, Table, draw_seeds, read_metrics, steps_to_near_optimum
+from benchmarks.statistics import (
+    Interval,
+    interquartile_mean,
+    mean,
+    performance_profile,
+    probability_of_improvement,
+)
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What the finished runs of one agent came to, a value for each seed.
+
+    ``steps`` counts decisions until the mean return of the last 20 training episodes first reaches 90 % of the optimum;
+    a run that never does counts with all its decisions.
+    """
+
+    returns: list[float]
+    greedy: list[float]
+    success: list[float]
+    steps: list[float]
+    never: int
+    kl: list[float]
+    skipped: list[float]
+
+
+def optimum_of(benchmark: Benchmark) -> float | None:
+    """The best return in its world, where that is known."""
+    if wrote_programs(benchmark):  # and their data may be elsewhere
+        return None
+    world = gym.make(benchmark.config.env, **benchmark.config.env_options).unwrapped
+    return getattr(world, "optimal_return", None)
+
+
+def runs_of(benchmark: Benchmark, algo: str) -> Runs:
+    """Read what an agent's runs came to.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two, of which no interval can be had.
+    """
+    cells = benchmark.of(algo)
+    if len(cells) < 2:
+        raise ValueError(f"{benchmark.folder} has one seed, and an interval needs two: run it with --seeds 3 or more")
+    optimum = optimum_of(benchmark)
+    results = [cell.result or {} for cell in cells]
+    curves = [read_metrics(cell) for cell in cells]
+    reached = [steps_to_near_optimum(curve, optimum) for curve in curves]
+    return Runs(
+        returns=[result["sampled"]["return"] for result in results],
+        greedy=[result["greedy"]["return"] for result in results],
+        success=[result["sampled"]["success"] for result in results],
+        steps=[curve[-1]["step"] if at is None else at for at, curve in zip(reached, curves, strict=True)],
+        never=reached.count(None),
+        kl=[_mean_of(curve, "approximate_kl") for curve in curves],
+        skipped=[_mean_of(curve, "skipped_actor_steps") for curve in curves],
+    )
+
+
+def _mean_of(curve: list[dict[str, float]], measure: str) -> float:
+    return float(np.mean([line[measure] for line in curve if measure in line] or [np.nan]))
+
+
+def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
+    """A row for each agent, and a sentence for each after the first: whether the runs tell the two apart."""
+    algos, optimum = benchmark.config.algos, optimum_of(benchmark)
+    runs = {algo: runs_of(benchmark, algo) for algo in algos}
+    first = runs[algos[0]]
+    rows, sentences = [], []
+    for algo, own in runs.items():
+        row = {
+            "agent": algo,
+            "n": Known(len(own.returns)),
+            "return": shown(mean([own.returns])),
+            "interquartile mean": shown(interquartile_mean([own.returns])),
+        }
+        if optimum:
+            row["of optimum"] = shown(mean([np.array(own.returns) / optimum]), "{:.1%}")
+        row["greedy"] = shown(mean([own.greedy]))
+        row["success"] = shown(mean([own.success]), "{:.0%}")
+        if optimum:
+            row["decisions to 90 %"] = _steps(own)
+        row["approximate KL"] = shown(mean([own.kl]), "{:.4f}")
+        row["skipped steps"] = shown(mean([own.skipped]), "{:.0%}")
+        rows.append(row)
+        if algo != algos[0]:
+            sentences.append(_verdict(algos[0], algo, probability_of_improvement([first.returns], [own.returns])))
+    note = (
+        f"{benchmark.title}, {benchmark.config.usual.steps:,} decisions a run; returns of "
+        f"{benchmark.config.eval_episodes} episodes after training, actions sampled (greedy: the most probable). "
+        f"Decisions to 90 %: until the mean return of 20 training episodes reaches {NEAR_OPTIMUM:.0%} of the optimum"
+        + (f" ({optimum:.4f})" if optimum else "")
+        + "; a run that never does counts with all its decisions. Skipped: steps of the adapter that the KL threshold "
+        "forbade."
+    )
+    numbers = {algo: vars(own) for algo, own in runs.items()}
+    cells = [tuple(row.values()) for row in rows]
+    return Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers}), sentences
+
+
+def shown(found: Interval, form: str = "{:.3f}") -> str:
+    """An interval as text; an empty one where there is nothing to average."""
+    if np.isnan(found.value):
+        return ""
+    return f"{form.format(found.value)} [{form.format(found.low)}, {form.format(found.high)}]"
+
+
+def _steps(own: Runs) -> str:
+    never = f", {own.never} of {len(own.steps)} never" if own.never else ""
+    return shown(mean([own.steps]), "{:,.0f}") + never
+
+
+def _verdict(ours: str, theirs: str, found: Interval) -> str:
+    chance = f"{ours} ends above {theirs} in {found.value:.0%} [{found.low:.0%}, {found.high:.0%}] of pairs of runs"
+    if found.low <= 0.5 <= found.high:
+        return f"{chance}: these runs do not tell the two apart."
+    return f"{chance}: {'more' if found.low > 0.5 else 'less'} often than chance would have it."
+
+
+def compare_over(benchmarks: Sequence[Benchmark]) -> Table:
+    """The same agents over several worlds: interquartile mean of returns as shares of the optimum."""
+    algos = benchmarks[0].config.algos
+    shares = {algo: _shares(benchmarks, algo) for algo in algos}
+    rows = [
+        (
+            algo,
+            Known(sum(map(len, own))),
+            shown(interquartile_mean(own), "{:.1%}"),
+            shown(mean(own), "{:.1%}"),
+            "" if algo == algos[0] else shown(probability_of_improvement(shares[algos[0]], own), "{:.0%}"),
+        )
+        for algo, own in shares.items()
+    ]
+    names = ", ".join(benchmark.config.env for benchmark in benchmarks)
+    note = f"Returns as shares of the optimum over {names}; seeds are drawn anew within each world."
+    header = ("agent", "n", "interquartile mean", "mean", f"{algos[0]} above it")
+    return Table(
+        note, header, rows, {"note": note, "shares": {algo: list(map(list, own)) for algo, own in shares.items()}}
+    )
+
+
+def _shares(benchmarks: Sequence[Benchmark], algo: str) -> list[np.ndarray]:
+    return [np.array(runs_of(benchmark, algo).returns) / (optimum_of(benchmark) or 1) for benchmark in benchmarks]
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
+    """Learning curves, a panel for each world."""
+    columns = min(2, len(benchmarks))
+    rows = -(-len(benchmarks) // columns)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(6.5 * columns, 4.2 * rows), layout="constrained", squeeze=False
+    )
+    for axes, benchmark in zip(panels.flat, benchmarks, strict=False):
+        algos, optimum = benchmark.config.algos, optimum_of(benchmark)
+        for algo, colour in zip(algos, COLOURS * len(algos), strict=False):
+            draw_seeds(axes, algo, benchmark.of(algo), "recent_return", colour)
+        if optimum is not None:
+            axes.axhline(optimum, color="black", linestyle="--", linewidth=1)
+        axes.set_title(benchmark.title, fontsize="medium")
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize="x-small")
+    for axes in panels[-1]:
+        axes.set_xlabel("decisions")
+    figure.supylabel("discounted return (mean of last 20 episodes)", fontsize="medium")
+    return _save(figure, path)
+
+
+def draw_profiles(benchmarks: Sequence[Benchmark], path: Path) -> Path:
+    """The share of runs that end above each share of the optimum."""
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    thresholds = np.linspace(0, 1, 101)
+    for algo, colour in zip(benchmarks[0].config.algos, COLOURS * 9, strict=False):
+        value, low, high = np.array(performance_profile(_shares(benchmarks, algo), thresholds.tolist())).T
+        axes.plot(thresholds, value, color=colour, label=algo, linewidth=2)
+        axes.fill_between(thresholds, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("share of the optimum")
+    axes.set_ylabel("share of runs above it")
+    axes.grid(alpha=0.25)
+    axes.legend()
+    return _save(figure, path)
+
+
+def draw_against(
+    series: dict[str, dict[float, Interval]], xlabel: str, ylabel: str, path: Path, optimum: float | None = None
+) -> Path:
+    """Intervals over numbers, a line for each series."""
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for (name, found), colour in zip(series.items(), COLOURS * len(series), strict=False):
+        value, low, high = np.array([found[at] for at in sorted(found)]).T
+        spread = np.stack([value - low, high - value]).clip(0)
+        axes.errorbar(sorted(found), value, yerr=spread, color=colour, marker="o", capsize=3, label=name)
+    if optimum is not None:
+        axes.axhline(optimum, color="black", linestyle="--", linewidth=1, label="optimum")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(alpha=0.25)
+    axes.legend()
+    return _save(figure, path)
+
+
+def _save(figure: plt.Figure, path: Path) -> Path:
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path

@@ -1,0 +1,110 @@
+"""What the paper (arXiv 2405.15821) claims and what we ask further, each with the runs that speak of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.action_length import GRANULARITIES
+from benchmarks.presets import PAPER_PROGRAMS
+from lang_envs.virtualhome import UNSEEN_TASKS
+
+SALAD, LARGE_SALAD = "Overcooked-tomato-salad-v0", "Overcooked-tomato-lettuce-salad-v0"
+FOOD, ENTERTAINMENT = "VirtualHome-food-preparation-v0", "VirtualHome-entertainment-v0"
+TOKEN_LEVEL = ("poad", "ntpo")
+FAMILY = (*TOKEN_LEVEL, "twosome")
+DISCOUNTS = {1.0: "poad", 0.95: "ntpo"} | {at: f"ntpo[gamma_token={at}]" for at in (0.99, 0.9, 0.8, 0.5)}
+"""By γ_w the agent that has it, in a world whose γ is 0.95: NTPO's family, in which POAD is the one without."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Agents beside each other in one world."""
+
+    env: str
+    algos: tuple[str, ...] = FAMILY
+    tokens: str | None = None
+    """What their tokens are; by default the embedded model's own."""
+    transfer: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        return self.env if self.tokens is None else f"{self.env} in {self.tokens}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One claim, the runs that speak of it, and what they cannot say."""
+
+    title: str
+    question: str
+    limits: str
+    panels: tuple[Panel, ...]
+    seeds: int = 10
+    scales: tuple[str, ...] = ("embedded", "7b")
+
+
+def _with(settings: str, algos: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{algo}[{settings}]" for algo in algos)
+
+
+_NO_BONUS, _PAPERS_BONUS = _with("entropy_coefficient=0.0", FAMILY), _with("entropy_level=token", TOKEN_LEVEL)
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "curves": Experiment(
+        "Learning curves (figure 3)",
+        "Do agents with credit for each token learn faster, and end better, than one with credit for each action?",
+        "What it cannot show: how large models do. This one has read random play of these very worlds, and most of its "
+        "actions are two to seven tokens long, so that there is little to decompose.",
+        tuple(Panel(env) for env in (SALAD, LARGE_SALAD, FOOD, ENTERTAINMENT)),
+    ),
+    "entropy": Experiment(
+        "The same without an entropy bonus, and with the paper's",
+        "Is it credit that makes the difference, or the bonus? One on the entropy of tokens moves a policy before it "
+        "has met any reward, and TWOSOME has none of that kind.",
+        "What it cannot show: which bonus is best, for its weight is the same everywhere.",
+        tuple(Panel(env, (*_NO_BONUS, *_PAPERS_BONUS, "twosome")) for env in (SALAD, FOOD)),
+        scales=("embedded",),
+    ),
+    "programs": Experiment(
+        "Programs (figure 4, table 4)",
+        "Do agents that write whole programs learn to write ones that work, and better ones?",
+        "What it cannot show: who is better than the paper's agents or CAAFE, for model, rows, splits and classifiers "
+        "differ. Best programs are maxima over many, found and scored on the same splits.",
+        tuple(Panel(f"DataSciCoding-{name}-v0", TOKEN_LEVEL) for name in PAPER_PROGRAMS),
+        seeds=3,
+    ),
+    "discount": Experiment(
+        "The discount inside an action (figure 5)",
+        "How much of a discount inside an action can learning bear, and does the one between actions matter to agents "
+        "that have none inside?",
+        "What it cannot show: what the discount does to longer actions than these, of four to seven tokens; the next "
+        "experiment asks that.",
+        (Panel(FOOD, (*DISCOUNTS.values(), *_with("gamma=1.0", ("poad", "twosome")))),),
+    ),
+    "length": Experiment(
+        "What the discount costs, by the length of actions",
+        "The paper's second insight, drawn: does the discount inside an action cost more, the more tokens an action "
+        "has? The same world in three tokenizers, each with a base model that has read the same text.",
+        "What it cannot show: length apart from all that goes with it, for prompts grow longer with actions, and the "
+        "three base models are not one.",
+        tuple(Panel(FOOD, (*FAMILY, *_with("gae_lambda_token=0.95", TOKEN_LEVEL)), name) for name in GRANULARITIES),
+        scales=("embedded",),
+    ),
+    "behaviour": Experiment(
+        "Sampling tokens, or whole candidates",
+        "The paper samples whole candidates and improves the likelihood of their tokens, which are two different "
+        "policies. Does it matter?",
+        "What it cannot show: the best that sampling candidates can do, for the settings were chosen with tokens.",
+        tuple(Panel(env, (*TOKEN_LEVEL, *_with("behaviour=candidates", TOKEN_LEVEL))) for env in (SALAD, FOOD)),
+        scales=("embedded",),
+    ),
+    "generalisation": Experiment(
+        "Unseen tasks (table 1)",
+        "What does an agent that was trained on one task do in others?",
+        "What it cannot show: that a small model understands new words. It has read all of them in the text of random "
+        "play, though it was never rewarded near them.",
+        (Panel(FOOD, transfer=tuple(f"VirtualHome-{task}-v0" for task in UNSEEN_TASKS)),),
+    ),
+}
+"""By name, in the order of the report."""

@@ -1,0 +1,246 @@
+"""One page of finished runs, which needs no network: ``python -m benchmarks report runs/…``."""
+
+from __future__ import annotations
+
+import base64
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import jinja2
+import numpy as np
+
+from benchmarks import credit_study, programs, transfer
+from benchmarks.cell import CONFIG_FILE, Benchmark
+from benchmarks.comparison import (
+    compare,
+    compare_over,
+    draw_against,
+    draw_comparisons,
+    draw_profiles,
+    optimum_of,
+    runs_of,
+)
+from benchmarks.experiments import DISCOUNTS, EXPERIMENTS, FAMILY, FOOD
+from benchmarks.paper import PAPER_FILE, PaperConfig
+from benchmarks.report import Known, Table
+from benchmarks.statistics import Interval, mean, mean_difference
+from lang_envs.files import write_atomically
+from lang_envs.tokenizer import load_tokenizer
+
+_BARE_NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+ ?%?")
+
+
+@dataclass(frozen=True)
+class Picture:
+    caption: str
+    base64: str
+    width: int
+    """In pixels."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page says of one experiment."""
+
+    title: str
+    paragraphs: Sequence[str] = ()
+    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+    details: Sequence[tuple[str, str]] = ()
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        """Numbers that stand alone are refused.
+
+        Raises
+        ------
+        ValueError
+            If a table holds a number with neither an interval nor a reason to have none.
+        """
+        for table in self.tables:
+            for row in table.rows:
+                for name, cell in zip(table.header, row, strict=True):
+                    if _BARE_NUMBER.fullmatch(cell) and not isinstance(cell, Known):
+                        raise ValueError(f"{self.title}: {name} of {row[0]} is {cell}, without an interval")
+
+
+def write_report(folders: Sequence[Path], output: Path) -> Path:
+    """Put finished runs, or the paper's experiments, on one page.
+
+    Raises
+    ------
+    ValueError
+        If a folder holds neither, or a run that is not done, or one seed alone.
+    """
+    if not folders:
+        raise ValueError("name the folders of one or more runs")
+    sections = [section for folder in folders for section in _sections(folder)]
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
+    title = "Experiments" if len(folders) > 1 else folders[0].resolve().name
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, environment.get_template("report.html").render(title=title, sections=sections))
+    return output
+
+
+def _sections(folder: Path) -> list[Section]:
+    if (folder / PAPER_FILE).is_file():
+        return _of_paper(PaperConfig.load(folder), folder)
+    return _of_benchmark(Benchmark.finished(folder))
+
+
+def _of_benchmark(benchmark: Benchmark) -> list[Section]:
+    """Everything that there is to say of one benchmark."""
+    found = [_comparison(benchmark.config.env, [benchmark])]
+    if programs.wrote_programs(benchmark):
+        found.append(_programs("Programs", [benchmark]))
+    if benchmark.config.transfer:
+        found.append(_transfer("Unseen tasks", benchmark))
+    if benchmark.config.env == FOOD:
+        found.append(_credit(benchmark))
+    made = [(name, (benchmark.folder / name).read_text()) for name in ("versions.txt", CONFIG_FILE)]
+    return [*found, Section(f"How {benchmark.folder.name} was made", details=made)]
+
+
+def _of_paper(config: PaperConfig, folder: Path) -> list[Section]:
+    """The experiments whose runs are all done, and by name those whose are not."""
+    found, missing = [], []
+    for name, experiment in config.experiments.items():
+        benchmarks = config.benchmarks(name)
+        cells = [cell for benchmark in benchmarks for cell in benchmark.cells]
+        if left := sum(not cell.finished for cell in cells):
+            missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done.")
+            continue
+        if name == "programs":
+            section = _programs(experiment.title, benchmarks)
+        elif name == "generalisation":
+            section = _transfer(experiment.title, benchmarks[0])
+        else:
+            section = _comparison(experiment.title, benchmarks)
+        extra = _EXTRAS[name](benchmarks) if name in _EXTRAS else ([], [])
+        found.append(
+            Section(
+                section.title,
+                [experiment.question, *section.paragraphs, experiment.limits],
+                [*extra[0], *section.pictures],
+                [*extra[1], *section.tables],
+                section.details,
+                f"python -m benchmarks paper --only {name}{' --quick' if config.quick else ''}",
+            )
+        )
+        if name == "curves" and (food := [benchmark for benchmark in benchmarks if benchmark.config.env == FOOD]):
+            found.append(_credit(food[0]))
+    made = [("versions.txt", (folder / "versions.txt").read_text()), (PAPER_FILE, (folder / PAPER_FILE).read_text())]
+    return [*found, Section("How this was made", missing, details=made)]
+
+
+def _comparison(title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    compared = [compare(benchmark) for benchmark in benchmarks]
+    picture = _picture(
+        "Learning curves: a line for each run, a thick one for their mean, a band for its 95 % interval; dashed: the "
+        "optimum.",
+        lambda path: draw_comparisons(benchmarks, path),
+    )
+    paragraphs = [
+        f"{benchmark.title}: {' '.join(sentences)}"
+        for benchmark, (_, sentences) in zip(benchmarks, compared, strict=True)
+        if sentences
+    ]
+    return Section(title, paragraphs, [picture], [table for table, _ in compared])
+
+
+def _programs(title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    table = programs.tabulate(benchmarks)
+    best = [
+        (f"{name}, {algo}: the best program, ROC AUC {standing['best']:.4f} (the most of many)", standing["program"])
+        for name, algos in table.numbers["sets"].items()
+        for algo, standing in algos.items()
+        if "program" in standing
+    ]
+    picture = _picture(
+        "Programs over decisions, a row for each data set.", lambda path: programs.draw(benchmarks, path)
+    )
+    return Section(title, [], [picture], [table], best)
+
+
+def _transfer(title: str, benchmark: Benchmark) -> Section:
+    picture = _picture("Returns in worlds that were not trained in.", lambda path: transfer.draw(benchmark, path))
+    return Section(title, [], [picture], [transfer.tabulate(benchmark)])
+
+
+def _credit(benchmark: Benchmark) -> Section:
+    found = credit_study.study(benchmark)
+    picture = _picture(
+        "Advantage of each token of two actions at two decisions, each row in its own colours.",
+        lambda path: credit_study.draw(found, path),
+    )
+    command = f"python -m benchmarks credit {benchmark.folder}"
+    return Section("Credit inside an action (figures 6 to 12)", [], [picture], [found.tabulate()], command=command)
+
+
+def _picture(caption: str, draw: Callable[[Path], Path]) -> Picture:
+    with tempfile.TemporaryDirectory() as folder:
+        data = draw(Path(folder) / "picture.png").read_bytes()
+    width = int.from_bytes(data[16:20])  # where a PNG has it
+    return Picture(caption, base64.b64encode(data).decode(), width)
+
+
+# --------------------------------------------------------------------------------- what single experiments have besides
+
+Extra = tuple[list[Picture], list[Table]]
+
+
+def _over_tasks(benchmarks: Sequence[Benchmark]) -> Extra:
+    profiles = _picture("Performance profiles over all worlds.", lambda path: draw_profiles(benchmarks, path))
+    return [profiles], [compare_over(benchmarks)]
+
+
+def _over_discounts(benchmarks: Sequence[Benchmark]) -> Extra:
+    (benchmark,) = benchmarks
+    found = {at: mean([runs_of(benchmark, algo).returns]) for at, algo in DISCOUNTS.items()}
+    picture = _picture(
+        "Return by the discount inside an action; 1 is POAD.",
+        lambda path: draw_against({"NTPO's family": found}, "γ_w", "return", path, optimum_of(benchmark)),
+    )
+    return [picture], []
+
+
+def _over_lengths(benchmarks: Sequence[Benchmark]) -> Extra:
+    gaps: dict[str, dict[float, Interval]] = {"λ_w = 1": {}, "λ_w = 0.95": {}}
+    returns: dict[str, dict[float, Interval]] = {algo: {} for algo in FAMILY}
+    for benchmark in benchmarks:
+        length = _tokens_per_action(benchmark)
+        for name, settings in (("λ_w = 1", ""), ("λ_w = 0.95", "[gae_lambda_token=0.95]")):
+            poad, ntpo = (runs_of(benchmark, algo + settings).returns for algo in ("poad", "ntpo"))
+            gaps[name][length] = mean_difference(poad, ntpo)
+        for algo in FAMILY:
+            returns[algo][length] = mean([runs_of(benchmark, algo).returns])
+    label, optimum = "tokens per action (mean)", optimum_of(benchmarks[0])
+    return [
+        _picture(
+            "What POAD is ahead of NTPO, by the length of actions in tokens.",
+            lambda path: draw_against(gaps, label, "return of POAD − return of NTPO", path),
+        ),
+        _picture(
+            "Return by the length of actions in tokens (λ_w = 1).",
+            lambda path: draw_against(returns, label, "return", path, optimum),
+        ),
+    ], []
+
+
+def _tokens_per_action(benchmark: Benchmark) -> float:
+    """The mean over a world's phrases, the end token among them."""
+    tokenizer = load_tokenizer(benchmark.config.model or "embedded")
+    phrases = gym.make(benchmark.config.env, interface="text").unwrapped.get_wrapper_attr("action_names")
+    return float(np.mean([len(tokenizer.encode_action(phrase)) for phrase in phrases]))
+
+
+_EXTRAS: dict[str, Callable[[Sequence[Benchmark]], Extra]] = {
+    "curves": _over_tasks,
+    "discount": _over_discounts,
+    "length": _over_lengths,
+}
+assert _EXTRAS.keys() <= EXPERIMENTS.keys()

@@ -1,0 +1,209 @@
+"""The paper's experiments (arXiv 2405.15821), and ours that ask further: ``python -m benchmarks paper``.
+
+An experiment is a set of runs. Runs that several experiments ask for are done once; a finished run is never done again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.action_length import QUICK, READING, base_model
+from benchmarks.cell import Benchmark, Cell
+from benchmarks.config import AgentOverrides, BenchmarkConfig, parse_variant
+from benchmarks.experiments import EXPERIMENTS, Experiment, Panel
+from benchmarks.footprint import footprint
+from benchmarks.presets import usual
+from benchmarks.run import run_cells, write_versions
+from lang_envs.files import write_atomically
+from trainers.agents import agent_class
+from trainers.agents.settings import EMBEDDED, Settings, resolve
+
+PAPER_FILE = "paper.json"
+_CODE_MODEL, _MODEL = "codellama/CodeLlama-7b-hf", "meta-llama/Llama-2-7b-hf"
+_PAPER_STEPS = {"Overcooked": 40_000, "VirtualHome": 6_000, "DataSciCoding": 10_000}  # the authors' own scripts
+
+
+@dataclass(frozen=True)
+class PaperConfig:
+    """Run the paper's experiments, or some of them; what is finished is not done again."""
+
+    only: tuple[str, ...] = ()
+    """Names of experiments: curves, entropy, programs, discount, length, behaviour, generalisation (default: all)."""
+    seeds: int | None = None
+    """Runs of each agent (default: 10; 3 where programs are written, and with 7B models)."""
+    scale: Literal["embedded", "7b"] = "embedded"
+    """The embedded model on a CPU, or the paper's models and hyper-parameters on a GPU."""
+    model: str | None = None
+    """With --scale 7b another Hugging Face model than the paper's, or a folder."""
+    quick: bool = False
+    """Two short runs of everything, to see that it works."""
+    dry_run: bool = False
+    """Only say what would be run, and what it takes."""
+    output: Path | None = None
+    """Folder of the runs (default: runs/paper-embedded, runs/paper-embedded-quick, runs/paper-7b)."""
+    workers: int | None = None
+    """Runs at the same time; by default one for each core, or one on a GPU."""
+    quantize: Literal["4bit", "8bit"] | None = None
+    """With --scale 7b: load the base model in 4bit or 8bit."""
+    gradient_checkpointing: bool = False
+    """With --scale 7b: compute activations again in the backward pass instead of keeping them."""
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path("runs") / f"paper-{self.scale}{'-quick' if self.quick else ''}"
+
+    @property
+    def experiments(self) -> dict[str, Experiment]:
+        """What was asked for, by name.
+
+        Raises
+        ------
+        ValueError
+            If a name is not known, or has nothing to run at this scale.
+        """
+        if unknown := [name for name in self.only if name not in EXPERIMENTS]:
+            raise ValueError(f"no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")
+        at_scale = {name: found for name, found in EXPERIMENTS.items() if self.scale in found.scales}
+        if elsewhere := [name for name in self.only if name not in at_scale]:
+            raise ValueError(f"{elsewhere[0]!r} is for --scale {EXPERIMENTS[elsewhere[0]].scales[0]} alone")
+        return {name: found for name, found in at_scale.items() if not self.only or name in self.only}
+
+    @classmethod
+    def load(cls, folder: Path) -> PaperConfig:
+        """All experiments, as those of the folder were last run; the folder may have been moved."""
+        return cls(**json.loads((folder / PAPER_FILE).read_text()) | {"only": (), "output": folder})
+
+    def check(self) -> None:
+        """Refuse what makes no sense together.
+
+        Raises
+        ------
+        ValueError
+            Naming the option.
+        """
+        _ = self.experiments
+        for name in ("model", "quantize", "gradient_checkpointing"):
+            if (value := getattr(self, name)) and self.scale != "7b":
+                raise ValueError(f"{name}={value!r} is for --scale 7b")
+        if self.quick and self.scale == "7b":
+            raise ValueError("--quick is for the embedded scale; --dry-run shows what --scale 7b would run")
+        if self.seeds is not None and self.seeds < 2:
+            raise ValueError(f"seeds={self.seeds}: an interval needs at least 2")
+
+    def benchmarks(self, name: str) -> list[Benchmark]:
+        """The benchmarks of an experiment, one for each panel."""
+        found = EXPERIMENTS[name]
+        panels = found.panels
+        if self.quick:  # one world, but every kind of tokens
+            panels = tuple(panel for panel in panels if panel.env == panels[0].env)
+        return [Benchmark(self._config(panel, found.seeds), self.folder / panel.folder) for panel in panels]
+
+    def model_folder(self, panel: Panel) -> Path:
+        return self.folder / "models" / str(panel.tokens)
+
+    def _config(self, panel: Panel, seeds: int) -> BenchmarkConfig:
+        common: dict[str, Any] = {"algo": ",".join(panel.algos), "env": panel.env, "transfer": panel.transfer}
+        if self.scale == "7b":
+            family = panel.env.partition("-")[0]
+            return BenchmarkConfig(
+                **common,
+                seeds=self.seeds or 3,
+                model=self.model or (_CODE_MODEL if family == "DataSciCoding" else _MODEL),
+                preset="paper",
+                steps=_PAPER_STEPS[family],
+                num_envs=4,
+                rollout_steps=32,  # batches of 128
+                agent=AgentOverrides(quantize=self.quantize, gradient_checkpointing=self.gradient_checkpointing),
+            )
+        takes = usual(panel.env)._asdict()
+        settings = takes.pop("settings")
+        if panel.tokens is not None:
+            common["model"] = str(self.model_folder(panel))
+            common["agent"] = AgentOverrides(**EMBEDDED | settings)
+        if self.quick:
+            takes["rollout_steps"] = min(16, takes["rollout_steps"])
+            takes["steps"] = 2 * takes["num_envs"] * takes["rollout_steps"]
+            common["eval_episodes"] = 4
+        return BenchmarkConfig(**common, **takes, seeds=self.seeds or (2 if self.quick else seeds))
+
+
+def run_paper(config: PaperConfig) -> Path | None:
+    """Run the experiments that were asked for; returns their folder, or None where the plan was only shown.
+
+    Raises
+    ------
+    ValueError
+        If an option is wrong, or a run in the folder was begun with another plan.
+    """
+    config.check()
+    console = Console()
+    experiments = config.experiments
+    benchmarks = {name: config.benchmarks(name) for name in experiments}
+    if config.dry_run:
+        _show_plan(config, benchmarks, console)
+        return None
+    config.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(config.folder / PAPER_FILE, json.dumps(asdict(config), indent=2, default=str) + "\n")
+    write_versions(config.folder)
+    for panel in (panel for found in experiments.values() for panel in found.panels if panel.tokens):
+        base_model(str(panel.tokens), panel.env, config.model_folder(panel), QUICK if config.quick else READING)
+    for benchmark in (benchmark for found in benchmarks.values() for benchmark in found):
+        benchmark.config.check()
+    go_on = f"python -m benchmarks paper --output {config.folder} (and the options that it was given)"
+    run_cells(distinct(benchmarks), "paper", config.folder, config.workers, console, go_on)
+    return config.folder
+
+
+def distinct(benchmarks: dict[str, list[Benchmark]]) -> list[Cell]:
+    """Every run once; one that is asked to play elsewhere too stands for one that is not."""
+    cells: dict[Path, Cell] = {}
+    for cell in (cell for found in benchmarks.values() for benchmark in found for cell in benchmark.cells):
+        known = cells.get(cell.path)
+        if known is None or len(cell.config.transfer) > len(known.config.transfer):
+            cells[cell.path] = cell
+    return list(cells.values())
+
+
+def _show_plan(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], console: Console) -> None:
+    """What would be run: a line for each agent in each world."""
+    table = Table(title=f"in {config.folder}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("experiment", "world", "agent"):
+        table.add_column(column, overflow="fold")
+    for column in ("runs", "done", "decisions", "updates", "rates: actor, critic", "GiB"):
+        table.add_column(column, justify="right", overflow="fold")
+    for name, found in benchmarks.items():
+        for benchmark in found:
+            for algo in benchmark.config.algos:
+                row = _plan_of(benchmark, algo, with_memory=config.scale == "7b")
+                table.add_row(name, benchmark.folder.name, escape(algo), *row)
+    cells = distinct(benchmarks)
+    console.print(table)
+    console.print(
+        f"{len(cells)} distinct runs, {sum(cell.finished for cell in cells)} of them done. "
+        "GiB: an estimate for a GPU, by the model's shape, of base, adapter, activations and logits."
+    )
+
+
+def _plan_of(benchmark: Benchmark, algo: str, *, with_memory: bool) -> tuple[str, ...]:
+    config, usual = benchmark.config, benchmark.config.usual
+    options = config.agent_options(algo, config.first_seed)
+    model = options.pop("model", "embedded")
+    settings: Settings = resolve(agent_class(parse_variant(algo)[0]).settings_type, model, options)
+    updates = usual.steps // (usual.num_envs * usual.rollout_steps) * settings.epochs * settings.minibatches
+    cells = benchmark.of(algo)
+    return (
+        str(len(cells)),
+        str(sum(cell.finished for cell in cells)),
+        f"{usual.steps:,}",
+        f"{updates:,}",
+        f"{settings.actor_lr:g}, {settings.critic_lr:g}",
+        f"{footprint(model, settings).total:.0f}" if with_memory else "",
+    )

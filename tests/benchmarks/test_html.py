@@ -1,0 +1,164 @@
+"""The page of a report: what is on it, what it refuses, and how a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cell import CONFIG_FILE, RESULT_FILE, Benchmark
+from benchmarks.comparison import compare, runs_of
+from benchmarks.config import BenchmarkConfig
+from benchmarks.html import Section, write_report
+from benchmarks.report import Known, Table
+
+SALAD = "Overcooked-tomato-salad-v0"
+RETURNS = {"poad": (0.9, 0.8, 0.7), "ntpo": (0.3, 0.2, 0.75)}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def write_run(folder: Path, env: str = SALAD, seeds: int = 3, **more: str) -> Benchmark:
+    """A finished run made by hand: what a seed ends at, it has had in training since half-way."""
+    config = BenchmarkConfig(algo=",".join(RETURNS), env=env, steps=200, seeds=seeds)
+    benchmark = Benchmark(config, folder)
+    folder.mkdir(parents=True)
+    config.save(folder / CONFIG_FILE)
+    (folder / "versions.txt").write_text("python 3.11\ncommand: python -m benchmarks run\n")
+    for cell in benchmark.cells:
+        cell.path.mkdir(parents=True)
+        end = RETURNS[cell.algo][cell.seed]
+        lines = [
+            {
+                "step": step,
+                "recent_return": 0.0 if step < 100 else end,
+                "approximate_kl": 0.01,
+                "skipped_actor_steps": 0.25,
+            }
+            | ({"reward": end, "works": 1.0, "score": end, "best_score": end} if "program" in more else {})
+            for step in range(10, 210, 10)
+        ]
+        (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        result = {"return": end, "success": 1.0, "episodes": 100}
+        (cell.path / RESULT_FILE).write_text(json.dumps({"sampled": result, "greedy": result}))
+        if "program" in more:
+            (cell.path / "best_program.py").write_text(more["program"])
+    return benchmark
+
+
+def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
+    benchmark = write_run(tmp_path / "run")
+    optimum = 0.920518
+    for algo, reached in (("poad", 1), ("ntpo", 0)):
+        runs = runs_of(benchmark, algo)
+        assert tuple(runs.returns) == RETURNS[algo]
+        assert runs.never == 3 - reached
+        assert runs.steps == [100 if end >= 0.9 * optimum else 200 for end in RETURNS[algo]]
+    table, (verdict,) = compare(benchmark)
+    poad, ntpo = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    assert (poad["n"], ntpo["n"]) == ("3", "3")
+    assert poad["return"].startswith("0.800 [")
+    assert poad["of optimum"].startswith(f"{0.8 / optimum:.1%} [")
+    assert poad["decisions to 90 %"].endswith("], 2 of 3 never")
+    assert ntpo["skipped steps"] == "25% [25%, 25%]"
+    # of the nine pairs POAD is above in all but 0.7 against 0.75
+    assert verdict.startswith("poad ends above ntpo in 89% [")
+
+
+def test_one_page_holds_every_run_its_best_programs_and_how_it_was_made(tmp_path: Path) -> None:
+    program = 'print("<script>alert(1)</script>")'
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", "DataSciCoding-balance-scale-v0", program=program)
+    page = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "new" / "page.html").read_text()
+    assert page.count("<figure>") == page.count("data:image/png;base64,") == 3
+    assert "<script>" not in page and "&lt;script&gt;alert(1)" in page
+    assert page.count("command: python -m benchmarks run") == 2
+    for algo in RETURNS:
+        assert f"balance-scale, {algo}: the best program, ROC AUC {max(RETURNS[algo]):.4f}" in page
+    assert not re.search(r'(src|href)="(?!data:|#)', page), "the page must not need a network"
+
+
+def test_numbers_without_an_interval_are_refused(tmp_path: Path) -> None:
+    for bare in ("0.5", "12", "-3.25", "97%", "1,024"):
+        with pytest.raises(ValueError, match=rf"return of poad is {bare}, without an interval"):
+            Section("A", tables=[Table("", ("agent", "return"), [("poad", bare)], {})])
+    for cell in ("0.5 [0.4, 0.6]", "", "none works", Known("0.9651")):
+        Section("A", tables=[Table("", ("agent", "return"), [("poad", cell)], {})])
+    write_run(tmp_path / "run", seeds=1)
+    with pytest.raises(ValueError, match="has one seed, and an interval needs two"):
+        write_report([tmp_path / "run"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no benchmark's folder"):
+        write_report([tmp_path], tmp_path / "page.html")
+    with pytest.raises(ValueError, match="name the folders"):
+        write_report([], tmp_path / "page.html")
+    benchmark = write_run(tmp_path / "run")
+    (benchmark.cells[-1].path / RESULT_FILE).unlink()
+    with pytest.raises(ValueError, match=r"ntpo/seed-2 is not finished: make bench RESUME="):
+        write_report([tmp_path / "run"], tmp_path / "page.html")
+
+
+PROBE = """
+<script>
+const found = {wide: document.documentElement.scrollWidth - window.innerWidth, pictures: [], faint: []};
+for (const picture of document.images) found.pictures.push(picture.naturalWidth);
+const light = text => {
+  const [r, g, b] = text.match(/[0-9.]+/g).map(Number).map(c => c / 255)
+    .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const behind = node => {
+  const colour = getComputedStyle(node).backgroundColor;
+  return colour === "rgba(0, 0, 0, 0)" && node.parentElement ? behind(node.parentElement) : colour;
+};
+for (const node of document.querySelectorAll("p, a, h1, h2, td, th, summary, figcaption")) {
+  const [a, b] = [light(getComputedStyle(node).color), light(behind(node))].sort((x, y) => y - x);
+  if ((a + 0.05) / (b + 0.05) < 4.5) found.faint.push(node.textContent);
+}
+found.dark = matchMedia("(prefers-color-scheme: dark)").matches;
+document.documentElement.setAttribute("data-found", JSON.stringify(found));
+</script>
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> None:
+    if CHROMIUM is None:
+        assert not os.environ.get("CI"), "CI needs Chromium"
+        pytest.skip("there is no Chromium on this machine")
+    write_run(tmp_path / "run", "DataSciCoding-balance-scale-v0", program="x = 1")
+    page = write_report([tmp_path / "run"], tmp_path / "page.html")
+    # A frame as wide as the screen would be, for a window may not be as narrow as a telephone.
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
+    (tmp_path / "frame.html").write_text(
+        f'<iframe src="probed.html" style="width: {width}px; height: 900px; border: 0"></iframe>'
+        "<script>onload = () => document.title = document.querySelector('iframe').contentDocument.documentElement"
+        ".getAttribute('data-found')</script>"
+    )
+    done = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+            "--allow-file-access-from-files", f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+            f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000", "--virtual-time-budget=10000",
+            "--dump-dom", (tmp_path / "frame.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )  # fmt: skip
+    (title,) = re.findall("<title>(.*?)</title>", done.stdout)
+    found = json.loads(title.replace("&quot;", '"'))
+    assert "CONSOLE" not in done.stderr
+    assert found["dark"] == dark
+    assert len(found["pictures"]) == 2 and min(found["pictures"]) > 300
+    assert found["wide"] <= 0, "the page itself must not scroll sideways"
+    assert found["faint"] == []
