@@ -12,7 +12,7 @@ import lang_envs  # noqa: F401 — registers the worlds
 import trainers
 from benchmarks.cell import Benchmark
 from benchmarks.config import BenchmarkConfig
-from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, WORLD, ask, exact_credit, study
+from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, WORLD, Study, ask, draw, exact_credit, study
 from benchmarks.run import run, study_credit
 from benchmarks.tabular import exact_values, explore, follow
 
@@ -127,6 +127,18 @@ def test_a_run_elsewhere_or_of_one_seed_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             study(Benchmark(wrong, tmp_path))
+
+
+def test_actions_without_an_end_token_leave_its_place_empty(agent: Any, tmp_path: Path) -> None:
+    whole = {decision: {action: [0.5, 0.0, 0.0, 0.0] for action in (OPEN, CLOSE)} for decision in DECISIONS}
+    short = {decision: {action: [0.5, 0.0, 0.0] for action in (OPEN, CLOSE)} for decision in DECISIONS}
+    tokens = {action: ["a", "b", "c", "<|end|>"] for action in (OPEN, CLOSE)}
+    found = Study({"whole": {"credit": whole}, "short": {"credit": short}}, tokens, "")
+    assert [row[3:] for row in found.tabulate().rows[:2]] == [
+        ("+0.5000", "+0.0000", "+0.0000", "+0.0000"),
+        ("+0.5000", "+0.0000", "+0.0000", ""),
+    ]
+    assert draw(found, tmp_path / "credit.png").stat().st_size > 10_000
 
 
 def test_a_way_leads_to_the_situation_at_its_end() -> None:

@@ -1,6 +1,7 @@
 """The table of programs, from runs made by hand."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,42 @@ def test_several_runs_make_one_table_and_unfinished_ones_are_named(tmp_path: Pat
         tabulate_programs([tmp_path], tmp_path)
     with pytest.raises(ValueError, match="name the folders"):
         tabulate_programs([], tmp_path)
+
+
+def test_the_same_agent_on_the_same_set_twice_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, ENV, {("poad", 0): 0.6})
+    with pytest.raises(ValueError, match=r"/b has poad on breast-w, which another of these folders has, too"):
+        tabulate_programs([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("poad/seed-0/metrics.jsonl", lambda text: text[:-20], r"line 20 of .*metrics.jsonl is damaged"),
+        ("poad/seed-0/metrics.jsonl", lambda text: text[: text.index("\n") + 1], "ends at step 10 of 200: delete"),
+        ("poad/seed-0/metrics.jsonl", lambda text: "", "ends at step 0 of 200: delete"),
+        ("poad/seed-0/metrics.jsonl", lambda text: text.replace("0.6", "NaN"), "line 1 of .* NaN is no number"),
+        ("poad/seed-0/result.json", lambda text: "{", "result.json is damaged"),
+        ("poad/seed-0/best_program.py", None, "best_program.py is gone"),
+        ("config.json", lambda text: text[:50], "config.json is damaged"),
+        ("config.json", lambda text: "{}", "config.json is no configuration of this version: KeyError"),
+        ("config.json", lambda text: text.replace('"steps"', '"strides"'), "no configuration of this version"),
+    ],
+)
+def test_what_is_damaged_is_named(tmp_path: Path, name: str, damage: Callable[[str], str] | None, message: str) -> None:
+    write_run(tmp_path / "run", ENV, {("poad", 0): 0.6})
+    file = tmp_path / "run" / name
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_text(damage(file.read_text()))
+    with pytest.raises(ValueError, match=message):
+        tabulate_programs([tmp_path / "run"], tmp_path / "out")
+
+
+def test_a_run_in_which_nothing_works_is_one_of_programs(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", ENV, {("poad", 0): None})
+    tabulate_programs([tmp_path / "run"], tmp_path)
+    assert "| breast-w | poad | 1 | none works |" in (tmp_path / "programs.md").read_text()

@@ -288,6 +288,30 @@ def test_bad_arff_names_the_file_and_the_line(home: Path, text: str, says: str) 
     assert str(error.value).startswith(str(path))
 
 
+def test_a_file_replaced_at_the_same_size_and_time_is_read_anew(home: Path) -> None:
+    rows = ["1,2,0", "2,3,1", "3,1,0", "4,4,1"]
+    file = home / "own.csv"
+    for values in (rows, [row.replace("4,4", "5,5") for row in rows]):
+        beside = home / "beside.csv"
+        beside.write_text("a,b,y\n" + "\n".join(values) + "\n")
+        os.utime(beside, ns=(10**18, 10**18))
+        beside.replace(file)
+        found = load_dataset(f"csv:{file}?target=y")
+        assert found.x.max() == (4 if values is rows else 5)
+
+
+def test_class_numbers_of_any_size_stay_apart(home: Path) -> None:
+    (home / "own.csv").write_text(f"a,b,y\n1,2,{10**18}\n2,3,{10**18 + 1}\n3,1,{10**18}\n4,4,-1.0\n5,5,-1\n")
+    assert sorted(load_dataset(f"csv:{home / 'own.csv'}?target=y").y.tolist()) == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["csv:~nobody-of-that-name/x.csv?target=y", "airlines"])
+def test_homes_that_nobody_has_are_named(home: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANG_ENVS_DATA_DIR", "~nobody-of-that-name")
+    with pytest.raises(ValueError, match=r"~nobody-of-that-name.*home"):
+        load_dataset(name)
+
+
 BAD_CSV = [
     (b"", ".csv: the file is empty"),
     ("id;size;label\n1;2;yes\n", "line 1: one column only, 'id;size;label'; values have to be separated by commas"),
