@@ -49,7 +49,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up $(VENV); the first time this takes a few minutes."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e ".[train,data,quantization,render,tracking,dev]"
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e ".[train,data,quantization,evaluation,render,tracking,dev]"
 	@touch $@
 
 bench: $(INSTALLED)

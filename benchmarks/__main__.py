@@ -1,7 +1,8 @@
 """``python -m benchmarks run`` compares agents, ``resume`` goes on with a run that was stopped.
 
 ``paper`` runs the paper's experiments, and ``report`` puts runs on a page. ``programs`` makes one table of the programs
-that several runs wrote, ``credit`` shows where in an action credit goes.
+that several runs wrote, ``credit`` shows where in an action credit goes, and ``language-ability`` what training does to
+a model's language.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tyro
 from benchmarks.config import BenchmarkConfig
 from benchmarks.html import write_report
 from benchmarks.paper import PaperConfig, run_paper
-from benchmarks.run import CellFailed, resume, run, study_credit, tabulate_programs
+from benchmarks.run import CellFailed, language_ability, resume, run, study_credit, tabulate_programs
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,23 @@ class CreditConfig:
 
 
 @dataclass(frozen=True)
+class LanguageAbilityConfig:
+    """What training did to a model's language: perplexity of the embedded model, or tasks of the
+    lm-evaluation-harness."""
+
+    run: tyro.conf.Positional[Path]
+    """The folder of a finished run."""
+    tasks: tuple[str, ...] = ()
+    """Names of tasks that the harness knows; without any, perplexity on text of the worlds (the embedded model)."""
+    include: Path | None = None
+    """A folder with definitions of further tasks."""
+    limit: int | None = None
+    """At most this many examples of each task."""
+    output: Path = Path("runs")
+    """Where language-ability.md and language-ability.json are written."""
+
+
+@dataclass(frozen=True)
 class ReportConfig:
     """One HTML page of finished runs, or of the paper's experiments; it needs no network."""
 
@@ -67,6 +85,7 @@ def main() -> None:
             "report": ReportConfig,
             "programs": ProgramsConfig,
             "credit": CreditConfig,
+            "language-ability": LanguageAbilityConfig,
         },
         prog="python -m benchmarks",
         config=(tyro.conf.OmitArgPrefixes,),
@@ -81,11 +100,13 @@ def main() -> None:
             print(f"page: {write_report(config.folders, config.output or Path(*config.folders[:1], 'report.html'))}")
         elif isinstance(config, ProgramsConfig):
             tabulate_programs(config.folders, config.output)
+        elif isinstance(config, LanguageAbilityConfig):
+            language_ability(config.run, config.tasks, config.include, config.limit, config.output)
         elif isinstance(config, CreditConfig):
             study_credit(config.run, config.output)
         else:
             run(config)
-    except (ValueError, OSError, CellFailed) as error:
+    except (ValueError, OSError, ImportError, CellFailed) as error:
         # What a user can mend: an unknown name, a value out of range, a file that is not there or cannot be written.
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -24,6 +24,7 @@ from benchmarks.config import BenchmarkConfig, parse_variant
 from benchmarks.credit_study import draw as draw_credit
 from benchmarks.credit_study import study
 from benchmarks.display import Display
+from benchmarks.language_ability import harness_table, perplexity_table
 from benchmarks.programs import write_programs, wrote_programs
 from benchmarks.report import draw_curves, summarise, write_tables
 from benchmarks.transfer import write_transfer
@@ -97,6 +98,24 @@ def study_credit(folder: Path | None, output: Path) -> None:
     found.tabulate().keep(output / "credit.md")
     console.print(f"table: {output / 'credit.md'}", soft_wrap=True)
     console.print(f"figure: {draw_credit(found, output / 'credit.png')}", soft_wrap=True)
+
+
+def language_ability(folder: Path, tasks: Sequence[str], include: Path | None, limit: int | None, output: Path) -> None:
+    """What training did to a model's language: perplexity, or tasks of the lm-evaluation-harness.
+
+    Raises
+    ------
+    ImportError
+        If tasks are named and the harness is not installed.
+    ValueError
+        If the folder is not that of a finished benchmark of two seeds or more with language models.
+    """
+    run = Benchmark.finished(folder)
+    table = harness_table(run, tasks, include, limit) if tasks else perplexity_table(run)
+    output.mkdir(parents=True, exist_ok=True)
+    table.keep(output / "language-ability.md")
+    console = Console()
+    console.print((output / "language-ability.md").read_text(), markup=False, highlight=False, soft_wrap=True)
 
 
 def _run_benchmark(benchmark: Benchmark) -> Path:

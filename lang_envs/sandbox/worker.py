@@ -42,6 +42,8 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "BLIS_NUM_THREADS": "1",
     "VECLIB_MAXIMUM_THREADS": "1",
+    # large pages where the system has them: fewer of them to copy after a fork
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # joblib runs everything in sequence, whatever n_jobs says
     "JOBLIB_MULTIPROCESSING": "0",
 }

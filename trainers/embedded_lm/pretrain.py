@@ -102,10 +102,8 @@ def random_coding(tokenizer: Tokenizer, failures: list[Attempt], rng: np.random.
     return question(tokenizer, text, (random_program(rng),))
 
 
-def expected_loss(
-    model: LlamaForCausalLM, questions: list[Question], weights: np.ndarray, pad_id: int
-) -> tuple[torch.Tensor, float, np.ndarray]:
-    """Summed loss of observations and actions, how many tokens that is, and each question's actions in nats."""
+def losses(model: Any, questions: list[Question], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nats of each observation and, the mean over its actions, of what is said behind it: float tensors (B,)."""
     batch = pack(questions, pad_id)
     attention = torch.from_numpy(batch.attention)
     mask = torch.zeros(attention.shape).masked_fill_(~attention, torch.finfo(torch.float32).min)[:, None]
@@ -124,12 +122,13 @@ def expected_loss(
     edges = log_probs[:, batch.root :][rows, torch.from_numpy(batch.edge_nodes), torch.from_numpy(batch.edge_tokens)]
     paths, path_mask = torch.from_numpy(batch.paths), torch.from_numpy(batch.mask)
     tokens = edges.gather(1, paths.flatten(1)).view(paths.shape) * path_mask
-    count = path_mask.any(-1).sum(-1)
-    action = -tokens.sum((1, 2)) / count
-    size = lengths - 1 + path_mask.sum((1, 2)) / count
-    weight = torch.from_numpy(weights).float()
-    loss = (weight * (observation + action)).sum()
-    return loss, float((weight * size).sum()), action.detach().numpy()
+    return observation, -tokens.sum((1, 2)) / path_mask.any(-1).sum(-1)
+
+
+def sizes(questions: list[Question]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of each observation, and the mean over its actions of theirs: arrays (B,)."""
+    observation = np.array([len(prompt) - 1 for prompt, _ in questions])
+    return observation, np.array([tree.mask.sum() / len(tree.mask) for _, tree in questions])
 
 
 @dataclass(frozen=True)
@@ -205,11 +204,12 @@ def pretrain(reading: Reading, tokenizer_file: Path, worlds: Sequence[str]) -> d
             read = [*(questions[i] for i in drawn), *coding]
             weights = np.concatenate([repeats, np.ones(len(coding))])
             optimizer.zero_grad()
-            total, tokens, nll = 0.0, 0.0, np.zeros(len(read))
+            total, tokens, nll = 0.0, float(weights @ sum(sizes(read))), np.zeros(len(read))
             for rows in split(read, _TOKENS_PER_FORWARD):
-                loss, size, nll[rows] = expected_loss(model, [read[i] for i in rows], weights[rows], tokenizer.pad_id)
+                observation, action = losses(model, [read[i] for i in rows], tokenizer.pad_id)
+                loss = torch.from_numpy(weights[rows]).float() @ (observation + action)
                 loss.backward()
-                total, tokens = total + loss.item(), tokens + size
+                total, nll[rows] = total + loss.item(), action.detach().numpy()
             for parameter in model.parameters():
                 assert parameter.grad is not None
                 parameter.grad /= tokens

@@ -1,0 +1,191 @@
+"""What training does to a model's language (the paper's table 2): ``python -m benchmarks language-ability RUN``.
+
+For the embedded model, perplexity on text that no run has been trained on: what random policies see and say in all
+worlds, with another seed than in pre-training, and new programs of the random grammar. For any other model, tasks of
+the lm-evaluation-harness on the base model and on it with each adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.cell import Benchmark, make_envs
+from benchmarks.comparison import shown
+from benchmarks.config import parse_variant
+from benchmarks.report import Known, Table
+from benchmarks.statistics import Interval, mean
+from lang_envs import WORLDS
+from lang_envs.datascicoding import DATASETS
+from lang_envs.datascicoding.programs import random_program
+from lang_envs.datascicoding.prompts import prompt
+from trainers.agents import agent_class
+from trainers.agents.common import ADAPTER_FOLDER, PPOAgent
+from trainers.checkpoint import LAST
+from trainers.embedded_lm.pretrain import losses, question, random_play, random_shape, sizes
+from trainers.language_model import EMBEDDED_FOLDER
+from trainers.loop import CHECKPOINTS_FOLDER
+from trainers.prefix_tree import Question, split
+
+Scores = dict[tuple[str, str], float]
+_SEED = 1_000_000  # of no pre-training and no run
+_DECISIONS, _PROGRAMS = 1_000, 64
+_TOKENS_PER_FORWARD = 3072
+
+
+def held_out(tokenizer: Any) -> dict[str, tuple[list[Question], np.ndarray]]:
+    """Texts by kind, and how often each was met."""
+    found: dict[str, tuple[list[Question], np.ndarray]] = {}
+    for family in ("Overcooked", "VirtualHome"):
+        questions, counts = [], []
+        for index, name in enumerate(name for name in WORLDS if name.startswith(family)):
+            seen, _ = random_play(name, _DECISIONS, seed=_SEED + index)
+            questions += [question(tokenizer, text, phrases) for text, phrases in seen]
+            counts += list(seen.values())
+        found[family] = questions, np.array(counts, dtype=float)
+    rng = np.random.default_rng(_SEED)
+    titles = [entry.title for entry in DATASETS.values()]
+    programs = []
+    for _ in range(_PROGRAMS):
+        shape, classes = random_shape(rng)
+        text = prompt("completion", titles[rng.integers(len(titles))], shape, classes, None)
+        programs.append(question(tokenizer, text, (random_program(rng),)))
+    found["DataSciCoding"] = programs, np.ones(len(programs))
+    return found
+
+
+@torch.no_grad()
+def perplexities(agent: PPOAgent, texts: dict[str, tuple[list[Question], np.ndarray]]) -> Scores:
+    """By kind of text and part of it (what is seen, what is said): the model's perplexity per token."""
+    found = {}
+    model, pad_id = agent.language_model.model, agent.tokenizer.pad_id
+    for kind, (questions, counts) in texts.items():
+        nats = np.zeros((2, len(questions)))
+        for rows in split(questions, _TOKENS_PER_FORWARD):
+            nats[:, rows] = torch.stack(losses(model, [questions[i] for i in rows], pad_id)).double().numpy()
+        for part, own, tokens in zip(("seen", "said"), nats, sizes(questions), strict=True):
+            found[kind, part] = float(np.exp(counts @ own / (counts @ tokens)))
+    return found
+
+
+def perplexity_table(run: Benchmark) -> Table:
+    """Perplexity before training, and after that of each agent.
+
+    Raises
+    ------
+    ValueError
+        If the run is of another model than the embedded one, has one seed, or no agent with a language model.
+    """
+    config = run.config
+    if not config.embedded:
+        raise ValueError(f"{run.folder} has the model {config.model}: name --tasks of the lm-evaluation-harness for it")
+    if config.seeds < 2:
+        raise ValueError(f"{run.folder} has one seed, and an interval needs two")
+    algos = _with_models(run)
+    envs = make_envs(config)
+    texts: dict[str, tuple[list[Question], np.ndarray]] = {}
+    before: Scores = {}
+    after: dict[str, dict[tuple[str, str], Interval]] = {}
+    for algo in algos:
+        own = []
+        for cell in run.of(algo):
+            agent = cell.load_agent(envs)
+            if not before:
+                texts = held_out(agent.tokenizer)
+                with agent.language_model.model.disable_adapter():
+                    before = perplexities(agent, texts)
+            own.append(perplexities(agent, texts))
+        after[algo] = {key: mean([[found[key] for found in own]]) for key in before}
+    envs.close()
+    note = (
+        f"Perplexity per token of the embedded model on text that random policies see and say (seed {_SEED:,}), before "
+        f"training (exact) and after {config.usual.steps:,} decisions in {config.env}: mean over {config.seeds} seeds "
+        "with its 95 % interval (bootstrap). A trained agent is to say other things than a random one: that its "
+        "perplexity on what is said rises in its own world is what was asked of it."
+    )
+    return _tabulate(note, ("text", "part"), before, after)
+
+
+def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, limit: int | None) -> Table:
+    """Tasks of the lm-evaluation-harness on the base model, and on it with the adapter of each run.
+
+    Parameters
+    ----------
+    tasks : sequence of str
+        Names that the harness knows.
+    include : Path, optional
+        A folder with definitions of further tasks.
+    limit : int, optional
+        At most this many examples of each.
+
+    Raises
+    ------
+    ImportError
+        If the harness is not installed.
+    ValueError
+        If the harness knows no such task, or the run has one seed, or no agent with a language model.
+    """
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
+    except ImportError:
+        raise ImportError("tasks need the lm-evaluation-harness: pip install 'lang-envs[evaluation]'") from None
+    config = run.config
+    if config.seeds < 2:
+        raise ValueError(f"{run.folder} has one seed, and an interval needs two")
+    manager = TaskManager(include_path=None if include is None else str(include))
+    if unknown := [task for task in tasks if task not in manager.all_tasks]:
+        raise ValueError(f"the lm-evaluation-harness has no task {unknown[0]!r}")
+    base = str(EMBEDDED_FOLDER) if config.embedded else str(config.model)
+
+    def score(adapter: Path | None) -> Scores:
+        options = {"pretrained": base, "dtype": "float32" if config.embedded else "auto"}
+        options |= {} if adapter is None else {"peft": str(adapter)}
+        found = simple_evaluate(
+            model="hf", model_args=options, tasks=list(tasks), task_manager=manager, limit=limit,
+            device=config.device or ("cuda" if torch.cuda.is_available() else "cpu"), batch_size=8,
+        )  # fmt: skip
+        return {
+            (task, name.partition(",")[0]): value
+            for task, measures in found["results"].items()
+            for name, value in measures.items()
+            if isinstance(value, float) and "stderr" not in name
+        }
+
+    algos = _with_models(run)
+    before = score(None)
+    after: dict[str, dict[tuple[str, str], Interval]] = {}
+    for algo in algos:
+        own = [score((cell.path / CHECKPOINTS_FOLDER / LAST).resolve() / ADAPTER_FOLDER) for cell in run.of(algo)]
+        after[algo] = {key: mean([[found[key] for found in own]]) for key in before}
+    note = (
+        f"lm-evaluation-harness on {config.model or 'the embedded model'}, before training and with the adapters of "
+        f"{config.usual.steps:,} decisions in {config.env}: mean over {config.seeds} seeds with its 95 % interval "
+        "(bootstrap over seeds; the examples are the same)."
+    )
+    return _tabulate(note, ("task", "measure"), before, after)
+
+
+def _with_models(run: Benchmark) -> list[str]:
+    algos = [algo for algo in run.config.algos if issubclass(agent_class(parse_variant(algo)[0]), PPOAgent)]
+    if not algos:
+        raise ValueError(f"no agent of {run.folder} has a language model: {', '.join(run.config.algos)}")
+    return algos
+
+
+def _tabulate(
+    note: str, names: tuple[str, str], before: Scores, after: dict[str, dict[tuple[str, str], Interval]]
+) -> Table:
+    rows = [
+        (*key, Known(f"{value:.3f}"), *(shown(own[key]) for own in after.values())) for key, value in before.items()
+    ]
+    numbers = {
+        "note": note,
+        "before": {" ".join(key): value for key, value in before.items()},
+        "after": {algo: {" ".join(key): found._asdict() for key, found in own.items()} for algo, own in after.items()},
+    }
+    return Table(note, (*names, "before", *after), rows, numbers)
