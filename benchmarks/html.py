@@ -25,7 +25,7 @@ from benchmarks.comparison import (
     runs_of,
 )
 from benchmarks.experiments import DISCOUNTS, EXPERIMENTS, FAMILY, FOOD
-from benchmarks.paper import PAPER_FILE, PaperConfig
+from benchmarks.paper import PAPER_FILE, PaperConfig, remembered
 from benchmarks.report import Known, Table
 from benchmarks.statistics import Interval, mean, mean_difference
 from lang_envs.files import write_atomically
@@ -88,7 +88,7 @@ def write_report(folders: Sequence[Path], output: Path) -> Path:
 
 def _sections(folder: Path) -> list[Section]:
     if (folder / PAPER_FILE).is_file():
-        return _of_paper(PaperConfig.load(folder), folder)
+        return _of_paper(*remembered(folder))
     return _of_benchmark(Benchmark.finished(folder))
 
 
@@ -105,11 +105,11 @@ def _of_benchmark(benchmark: Benchmark) -> list[Section]:
     return [*found, Section(f"How {benchmark.folder.name} was made", details=made)]
 
 
-def _of_paper(config: PaperConfig, folder: Path) -> list[Section]:
+def _of_paper(config: PaperConfig, asked: dict[str, list[Benchmark]]) -> list[Section]:
     """The experiments whose runs are all done, and by name those whose are not."""
-    found, missing = [], []
-    for name, experiment in config.experiments.items():
-        benchmarks = config.benchmarks(name)
+    found, missing, folder = [], [], config.folder
+    for name, benchmarks in asked.items():
+        experiment = EXPERIMENTS[name]
         cells = [cell for benchmark in benchmarks for cell in benchmark.cells]
         if left := sum(not cell.finished for cell in cells):
             missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done.")

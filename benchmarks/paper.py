@@ -6,7 +6,9 @@ An experiment is a set of runs. Runs that several experiments ask for are done o
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import shlex
+import sys
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +24,7 @@ from benchmarks.experiments import EXPERIMENTS, Experiment, Panel
 from benchmarks.footprint import footprint
 from benchmarks.presets import usual
 from benchmarks.run import run_cells, write_versions
-from lang_envs.files import write_atomically
+from lang_envs.files import read_json, write_atomically
 from trainers.agents import agent_class
 from trainers.agents.settings import EMBEDDED, Settings, resolve
 
@@ -62,24 +64,12 @@ class PaperConfig:
 
     @property
     def experiments(self) -> dict[str, Experiment]:
-        """What was asked for, by name.
-
-        Raises
-        ------
-        ValueError
-            If a name is not known, or has nothing to run at this scale.
-        """
-        if unknown := [name for name in self.only if name not in EXPERIMENTS]:
-            raise ValueError(f"no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")
-        at_scale = {name: found for name, found in EXPERIMENTS.items() if self.scale in found.scales}
-        if elsewhere := [name for name in self.only if name not in at_scale]:
-            raise ValueError(f"{elsewhere[0]!r} is for --scale {EXPERIMENTS[elsewhere[0]].scales[0]} alone")
-        return {name: found for name, found in at_scale.items() if not self.only or name in self.only}
-
-    @classmethod
-    def load(cls, folder: Path) -> PaperConfig:
-        """All experiments, as those of the folder were last run; the folder may have been moved."""
-        return cls(**json.loads((folder / PAPER_FILE).read_text()) | {"only": (), "output": folder})
+        """What was asked for, by name."""
+        return {
+            name: found
+            for name, found in EXPERIMENTS.items()
+            if self.scale in found.scales and (not self.only or name in self.only)
+        }
 
     def check(self) -> None:
         """Refuse what makes no sense together.
@@ -89,7 +79,11 @@ class PaperConfig:
         ValueError
             Naming the option.
         """
-        _ = self.experiments
+        for name in self.only:
+            if name not in EXPERIMENTS:
+                raise ValueError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+            if self.scale not in EXPERIMENTS[name].scales:
+                raise ValueError(f"{name!r} is for --scale {EXPERIMENTS[name].scales[0]} alone")
         for name in ("model", "quantize", "gradient_checkpointing"):
             if (value := getattr(self, name)) and self.scale != "7b":
                 raise ValueError(f"{name}={value!r} is for --scale 7b")
@@ -145,21 +139,39 @@ def run_paper(config: PaperConfig) -> Path | None:
     """
     config.check()
     console = Console()
-    experiments = config.experiments
-    benchmarks = {name: config.benchmarks(name) for name in experiments}
+    benchmarks = {name: config.benchmarks(name) for name in config.experiments}
     if config.dry_run:
         _show_plan(config, benchmarks, console)
         return None
-    config.folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(config.folder / PAPER_FILE, json.dumps(asdict(config), indent=2, default=str) + "\n")
-    write_versions(config.folder)
-    for panel in (panel for found in experiments.values() for panel in found.panels if panel.tokens):
-        base_model(str(panel.tokens), panel.env, config.model_folder(panel), QUICK if config.quick else READING)
+    panels = [panel for found in config.experiments.values() for panel in found.panels if panel.tokens]
+    to_make = {str(config.model_folder(panel)): panel for panel in panels}
     for benchmark in (benchmark for found in benchmarks.values() for benchmark in found):
-        benchmark.config.check()
-    go_on = f"python -m benchmarks paper --output {config.folder} (and the options that it was given)"
+        if benchmark.config.model not in to_make:
+            benchmark.config.check()
+    config.folder.mkdir(parents=True, exist_ok=True)
+    remember(config)
+    write_versions(config.folder)
+    for folder, panel in to_make.items():
+        base_model(str(panel.tokens), panel.env, Path(folder), QUICK if config.quick else READING)
+    go_on = f"python -m benchmarks {shlex.join(sys.argv[1:])}"
     run_cells(distinct(benchmarks), "paper", config.folder, config.workers, console, go_on)
     return config.folder
+
+
+def remember(config: PaperConfig) -> None:
+    """Keep what was asked for: the options, and how many runs of each experiment."""
+    file = config.folder / PAPER_FILE
+    seeds = read_json(file)["seeds_of"] if file.exists() else {}
+    seeds |= dict.fromkeys(config.experiments, config.seeds)
+    write_atomically(file, json.dumps(asdict(config) | {"seeds_of": seeds}, indent=2, default=str) + "\n")
+
+
+def remembered(folder: Path) -> tuple[PaperConfig, dict[str, list[Benchmark]]]:
+    """The experiments of a folder, which may have been moved, as each was last run."""
+    saved = read_json(folder / PAPER_FILE)
+    seeds = saved.pop("seeds_of")
+    config = PaperConfig(**saved | {"only": tuple(seeds), "output": folder})
+    return config, {name: replace(config, seeds=seeds[name]).benchmarks(name) for name in config.experiments}
 
 
 def distinct(benchmarks: dict[str, list[Benchmark]]) -> list[Cell]:

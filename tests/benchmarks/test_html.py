@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.action_length import base_model
 from benchmarks.cell import CONFIG_FILE, RESULT_FILE, Benchmark
 from benchmarks.comparison import compare, runs_of
 from benchmarks.config import BenchmarkConfig
+from benchmarks.experiments import EXPERIMENTS
 from benchmarks.html import Section, write_report
+from benchmarks.paper import PaperConfig, remember, remembered
 from benchmarks.report import Known, Table
+from trainers.embedded_lm.pretrain import Reading
 
 SALAD = "Overcooked-tomato-salad-v0"
 RETURNS = {"poad": (0.9, 0.8, 0.7), "ntpo": (0.3, 0.2, 0.75)}
@@ -29,25 +33,30 @@ def write_run(folder: Path, env: str = SALAD, seeds: int = 3, **more: str) -> Be
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)
     (folder / "versions.txt").write_text("python 3.11\ncommand: python -m benchmarks run\n")
+    fill(benchmark, **more)
+    return benchmark
+
+
+def fill(benchmark: Benchmark, **more: str) -> None:
+    steps = benchmark.config.usual.steps
     for cell in benchmark.cells:
-        cell.path.mkdir(parents=True)
-        end = RETURNS[cell.algo][cell.seed]
+        cell.path.mkdir(parents=True, exist_ok=True)
+        end = RETURNS.get(cell.algo, (0.4, 0.6))[cell.seed]
         lines = [
             {
                 "step": step,
-                "recent_return": 0.0 if step < 100 else end,
+                "recent_return": 0.0 if step < steps / 2 else end,
                 "approximate_kl": 0.01,
                 "skipped_actor_steps": 0.25,
             }
             | ({"reward": end, "works": 1.0, "score": end, "best_score": end} if "program" in more else {})
-            for step in range(10, 210, 10)
+            for step in (steps * k // 20 for k in range(1, 21))
         ]
         (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         result = {"return": end, "success": 1.0, "episodes": 100}
         (cell.path / RESULT_FILE).write_text(json.dumps({"sampled": result, "greedy": result}))
         if "program" in more:
             (cell.path / "best_program.py").write_text(more["program"])
-    return benchmark
 
 
 def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
@@ -80,6 +89,40 @@ def test_one_page_holds_every_run_its_best_programs_and_how_it_was_made(tmp_path
     for algo in RETURNS:
         assert f"balance-scale, {algo}: the best program, ROC AUC {max(RETURNS[algo]):.4f}" in page
     assert not re.search(r'(src|href)="(?!data:|#)', page), "the page must not need a network"
+
+
+def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path) -> None:
+    folder = tmp_path / "paper"
+    for config in (
+        PaperConfig(output=folder, seeds=2, only=("discount", "length")),
+        PaperConfig(output=folder, seeds=3, only=("entropy",)),
+    ):
+        folder.mkdir(exist_ok=True)
+        remember(config)
+    (folder / "versions.txt").write_text("python 3.11\n")
+    _, asked = remembered(folder)
+    assert {name: benchmarks[0].config.seeds for name, benchmarks in asked.items()} == {
+        "entropy": 3,
+        "discount": 2,
+        "length": 2,
+    }
+    for panel, benchmark in zip(EXPERIMENTS["length"].panels, asked["length"], strict=True):
+        reading = Reading(steps=1, programs=0, decisions=100, batch=2)
+        base_model(str(panel.tokens), panel.env, Path(str(benchmark.config.model)), reading)
+    for benchmark in (*asked["discount"], *asked["length"]):
+        fill(benchmark)
+    moved = tmp_path / "moved"
+    folder.rename(moved)
+    page = write_report([moved], tmp_path / "page.html").read_text()
+    for name in ("discount", "length"):
+        assert EXPERIMENTS[name].question in page and EXPERIMENTS[name].limits in page
+        assert f"python -m benchmarks paper --only {name}" in page
+    assert "The same without an entropy bonus, and with the paper&#39;s: 36 of 36 runs are not done." in page
+    captions = re.findall("<figcaption>(.*?)</figcaption>", page)
+    assert sum(caption.startswith("Learning curves") for caption in captions) == 2
+    assert {"Return by the discount inside an action; 1 is POAD."} <= set(captions)
+    assert any(caption.startswith("What POAD is ahead of NTPO") for caption in captions)
+    assert page.count("VirtualHome-food-preparation-v0 in characters") >= 2
 
 
 def test_numbers_without_an_interval_are_refused(tmp_path: Path) -> None:
