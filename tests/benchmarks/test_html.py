@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -113,11 +114,11 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
         fill(benchmark)
     moved = tmp_path / "moved"
     folder.rename(moved)
-    page = write_report([moved], tmp_path / "page.html").read_text()
+    page = unescape(write_report([moved], tmp_path / "page.html").read_text())
     for name in ("discount", "length"):
         assert EXPERIMENTS[name].question in page and EXPERIMENTS[name].limits in page
         assert f"python -m benchmarks paper --only {name}" in page
-    assert "The same without an entropy bonus, and with the paper&#39;s: 36 of 36 runs are not done." in page
+    assert "The same without an entropy bonus, and with the paper's: 36 of 36 runs are not done." in page
     captions = re.findall("<figcaption>(.*?)</figcaption>", page)
     assert sum(caption.startswith("Learning curves") for caption in captions) == 2
     assert {"Return by the discount inside an action; 1 is POAD."} <= set(captions)
