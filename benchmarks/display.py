@@ -79,10 +79,10 @@ class Display:
                 self._progress.start_task(task)
             result = cell.result
             if result is None:
-                numbers = (
-                    f"return {line.get('recent_return', float('nan')):+.3f}  "
-                    f"success {line.get('recent_success', 0):4.0%}  {line['timing']['steps_per_second']:4.0f} steps/s"
-                )
+                ended = "recent_return" in line
+                numbers = f"return {line['recent_return']:+.3f}  " if ended else "no episode ended yet  "
+                numbers += f"success {line['recent_success']:4.0%}  " if ended else ""
+                numbers += f"{line['timing']['steps_per_second']:4.0f} steps/s"
             else:
                 numbers = (
                     f"return {result['sampled']['return']:+.3f}  success {result['sampled']['success']:4.0%}  done"
