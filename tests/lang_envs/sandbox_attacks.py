@@ -1959,7 +1959,7 @@ call("cachestat", file, (ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 5)(), 0)
         alone="root",
     ),
     _act(
-        324,
+        326,
         "look for a name, which the kernel remembers for the next program",
         "forgery",
         """
@@ -1986,7 +1986,7 @@ os.pread(os.open(os.__file__, os.O_RDONLY), 1, 0)
 _OPENS_WITHOUT = {
     "rlimits": "60 70 215 216",
     "seccomp": "41 50 56 58 98 132 138 163 170 171 172 179 180 186 192 193 194 195 196 197 199 203 204 205"
-    " 207 208 209 226 227 266 267 268 274 276 279 280 281 282 283 290 291 295 296 303 320 324",
+    " 207 208 209 226 227 266 267 268 274 276 279 280 281 282 283 290 291 295 296 303 320 326",
     "namespaces+seccomp": "36 175 176",
     "private-root+seccomp": "4 38 126 127 128 129 130 131 153 181",
     "uid+seccomp": "17 18 40 42 43 44 48 53 59 99 100 101 102 103 158 159 160 161 162 173 182 213 218 285 292 293 294"
