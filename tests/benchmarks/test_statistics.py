@@ -6,7 +6,9 @@ import pytest
 from benchmarks.statistics import (
     bootstrap_mean,
     interquartile_mean,
+    interval_of_means,
     mean,
+    mean_difference,
     performance_profile,
     probability_of_improvement,
 )
@@ -53,6 +55,28 @@ def test_intervals_are_scipys_stratified_bootstrap() -> None:
     theirs = stats.bootstrap(tasks, middle, n_resamples=10_000, method="percentile", rng=rng).confidence_interval
     _, low, high = interquartile_mean(tasks)
     assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.03)
+
+
+def test_interval_of_a_difference_is_scipys_bootstrap() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(6)
+    ours, theirs = rng.normal(1.0, 1.0, size=12), rng.gamma(2, size=9)
+
+    def difference(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
+        return np.asarray(a.mean(axis) - b.mean(axis))
+
+    expected = stats.bootstrap((ours, theirs), difference, n_resamples=10_000, method="percentile", rng=rng)
+    value, low, high = mean_difference(ours, theirs)
+    assert value == pytest.approx(ours.mean() - theirs.mean())
+    assert (low, high) == pytest.approx(tuple(expected.confidence_interval), abs=0.04)
+
+
+def test_band_of_curves_is_the_interval_of_the_mean_at_every_point() -> None:
+    curves = np.random.default_rng(7).normal(size=(10, 5)) + np.arange(5)
+    low, high = interval_of_means(curves)
+    for point in range(5):
+        _, expected_low, expected_high = mean([curves[:, point]])
+        assert (low[point], high[point]) == pytest.approx((expected_low, expected_high), abs=0.06)
 
 
 def test_interval_of_a_mean_over_tasks_has_the_width_of_the_seeds_alone() -> None:
