@@ -103,7 +103,8 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         row["skipped steps"] = shown(mean([own.skipped]), "{:.0%}")
         rows.append(row)
         if algo != algos[0]:
-            sentences.append(_verdict(algos[0], algo, probability_of_improvement([first.returns], [own.returns])))
+            better = probability_of_improvement([first.returns], [own.returns])
+            sentences.append(_verdict(algos[0], algo, better, len(first.returns)))
     note = (
         f"{benchmark.title}, {benchmark.config.usual.steps:,} decisions a run; returns of "
         f"{benchmark.config.eval_episodes} episodes after training, actions sampled (greedy: the most probable). "
@@ -129,8 +130,9 @@ def _steps(own: Runs) -> str:
     return shown(mean([own.steps]), "{:,.0f}") + never
 
 
-def _verdict(ours: str, theirs: str, found: Interval) -> str:
-    chance = f"{ours} ends above {theirs} in {found.value:.0%} [{found.low:.0%}, {found.high:.0%}] of pairs of runs"
+def _verdict(ours: str, theirs: str, found: Interval, runs: int) -> str:
+    share = f"{found.value:.0%} [{found.low:.0%}, {found.high:.0%}]"
+    chance = f"Of pairs of runs (n = {runs} each) {ours} ends above {theirs} in {share}"
     if found.low <= 0.5 <= found.high:
         return f"{chance}: these runs do not tell the two apart."
     return f"{chance}: {'more' if found.low > 0.5 else 'less'} often than chance would have it."

@@ -72,7 +72,8 @@ class BenchmarkConfig:
     first_seed: int = 0
     """The first of these seeds; the others follow it."""
     steps: int | None = None
-    """Decisions of each run, over all its environments (by default what the world takes: mostly 16,384)."""
+    """Decisions of each run, over all its environments, rounded up to whole rollouts (by default what the world takes:
+    mostly 16,384)."""
     num_envs: int | None = None
     """Environments of each run (by default what suits the world: mostly 4)."""
     rollout_steps: int | None = None
@@ -137,7 +138,9 @@ class BenchmarkConfig:
         """How long and over how many environments: as given, or as the world takes with the embedded model."""
         suited = usual(self.env) if self.preset == "default" and self.embedded else Usual()
         given = {name: getattr(self, name) for name in ("steps", "num_envs", "rollout_steps")}
-        return suited._replace(**{name: value for name, value in given.items() if value is not None})
+        found = suited._replace(**{name: value for name, value in given.items() if value is not None})
+        rollout = found.num_envs * found.rollout_steps
+        return found._replace(steps=-(-found.steps // rollout) * rollout)
 
     @property
     def algos(self) -> tuple[str, ...]:

@@ -174,6 +174,10 @@ def _cells(found: Sequence[float | Interval], count: int) -> list[str]:
     return [*map(_cell, found), *[""] * (count - len(found))]
 
 
+def _value(found: float | Interval) -> float:
+    return found.value if isinstance(found, Interval) else found
+
+
 def _cell(found: float | Interval) -> str:
     if isinstance(found, Interval):
         return f"{_signed(found.value)} [{_signed(found.low)}, {_signed(found.high)}]"
@@ -202,6 +206,8 @@ def _note(run: Benchmark | None) -> str:
 def draw(found: Study, path: Path) -> Path:
     """For each decision and action a map: a row for each way to give credit, a column for each token."""
     columns, tokens = found.columns, found.tokens
+    given = [own for column in columns.values() for actions in column["credit"].values() for own in actions.values()]
+    largest = max(abs(_value(cell)) for own in given for cell in own) or 1.0
     figure, panels = plt.subplots(
         len(DECISIONS), 2, figsize=(11, 1.2 + len(DECISIONS) * (0.6 + 0.42 * len(columns))), layout="constrained"
     )
@@ -210,14 +216,13 @@ def draw(found: Study, path: Path) -> Path:
             cells = [column["credit"][decision][action] for column in columns.values()]
             numbers = np.full((len(cells), len(tokens[action])), np.nan)
             for y, own in enumerate(cells):
-                numbers[y, : len(own)] = [cell if isinstance(cell, float) else cell.value for cell in own]
-            # Each way in its own colours: what matters is which token gets the credit, not how much there is.
-            scale = np.nanmax(np.abs(numbers), 1, keepdims=True).clip(1e-12)
-            axes.imshow(numbers / scale, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+                numbers[y, : len(own)] = [_value(cell) for cell in own]
+            shades = np.sign(numbers) * np.sqrt(np.abs(numbers) / largest)  # so that small amounts can be seen
+            axes.imshow(shades, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
             for (y, x), number in np.ndenumerate(numbers):
                 if np.isnan(number):
                     continue
-                light = abs(number) > 0.6 * scale[y, 0]
+                light = abs(shades[y, x]) > 0.6
                 axes.text(
                     x, y, _signed(number), ha="center", va="center", color="white" if light else "black", fontsize=8
                 )

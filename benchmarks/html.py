@@ -31,6 +31,7 @@ from benchmarks.statistics import Interval, mean, mean_difference
 from lang_envs.files import write_atomically
 from lang_envs.tokenizer import load_tokenizer
 
+_WITHOUT, _FADING = r"$\lambda_w = 1$", r"$\lambda_w = 0.95$"
 _BARE_NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+ ?%?")
 
 
@@ -80,7 +81,7 @@ def write_report(folders: Sequence[Path], output: Path) -> Path:
         raise ValueError("name the folders of one or more runs")
     sections = [section for folder in folders for section in _sections(folder)]
     environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
-    title = "Experiments" if len(folders) > 1 else folders[0].resolve().name
+    title = " and ".join(folder.resolve().name for folder in folders)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, environment.get_template("report.html").render(title=title, sections=sections))
     return output
@@ -134,6 +135,10 @@ def _of_paper(config: PaperConfig, asked: dict[str, list[Benchmark]]) -> list[Se
         if name == "curves" and (food := [benchmark for benchmark in benchmarks if benchmark.config.env == FOOD]):
             found.append(_credit(food[0]))
     made = [("versions.txt", (folder / "versions.txt").read_text()), (PAPER_FILE, (folder / PAPER_FILE).read_text())]
+    if config.quick:
+        missing.insert(
+            0, "These runs are short ones (--quick), made to see that everything works. They say nothing else."
+        )
     return [*found, Section("How this was made", missing, details=made)]
 
 
@@ -174,7 +179,7 @@ def _transfer(title: str, benchmark: Benchmark) -> Section:
 def _credit(benchmark: Benchmark) -> Section:
     found = credit_study.study(benchmark)
     picture = _picture(
-        "Advantage of each token of two actions at two decisions, each row in its own colours.",
+        "Advantage of each token of two actions at two decisions; colours by the square root of the amount.",
         lambda path: credit_study.draw(found, path),
     )
     command = f"python -m benchmarks credit {benchmark.folder}"
@@ -203,17 +208,17 @@ def _over_discounts(benchmarks: Sequence[Benchmark]) -> Extra:
     found = {at: mean([runs_of(benchmark, algo).returns]) for at, algo in DISCOUNTS.items()}
     picture = _picture(
         "Return by the discount inside an action; 1 is POAD.",
-        lambda path: draw_against({"NTPO's family": found}, "γ_w", "return", path, optimum_of(benchmark)),
+        lambda path: draw_against({"NTPO's family": found}, r"$\gamma_w$", "return", path, optimum_of(benchmark)),
     )
     return [picture], []
 
 
 def _over_lengths(benchmarks: Sequence[Benchmark]) -> Extra:
-    gaps: dict[str, dict[float, Interval]] = {"λ_w = 1": {}, "λ_w = 0.95": {}}
+    gaps: dict[str, dict[float, Interval]] = {_WITHOUT: {}, _FADING: {}}
     returns: dict[str, dict[float, Interval]] = {algo: {} for algo in FAMILY}
     for benchmark in benchmarks:
         length = _tokens_per_action(benchmark)
-        for name, settings in (("λ_w = 1", ""), ("λ_w = 0.95", "[gae_lambda_token=0.95]")):
+        for name, settings in ((_WITHOUT, ""), (_FADING, "[gae_lambda_token=0.95]")):
             poad, ntpo = (runs_of(benchmark, algo + settings).returns for algo in ("poad", "ntpo"))
             gaps[name][length] = mean_difference(poad, ntpo)
         for algo in FAMILY:

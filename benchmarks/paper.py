@@ -140,6 +140,8 @@ def run_paper(config: PaperConfig) -> Path | None:
     config.check()
     console = Console()
     benchmarks = {name: config.benchmarks(name) for name in config.experiments}
+    for cell in distinct(benchmarks):
+        cell.check()
     if config.dry_run:
         _show_plan(config, benchmarks, console)
         return None
@@ -189,7 +191,7 @@ def _show_plan(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], cons
     table = Table(title=f"in {config.folder}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("experiment", "world", "agent"):
         table.add_column(column, overflow="fold")
-    for column in ("runs", "done", "decisions", "updates", "rates: actor, critic", "GiB"):
+    for column in ("runs", "done", "decisions", "updates", "rates: actor, critic", *["GiB"] * (config.scale == "7b")):
         table.add_column(column, justify="right", overflow="fold")
     for name, found in benchmarks.items():
         for benchmark in found:
@@ -199,8 +201,8 @@ def _show_plan(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], cons
     cells = distinct(benchmarks)
     console.print(table)
     console.print(
-        f"{len(cells)} distinct runs, {sum(cell.finished for cell in cells)} of them done. "
-        "GiB: an estimate for a GPU, by the model's shape, of base, adapter, activations and logits."
+        f"{len(cells)} distinct runs, {sum(cell.finished for cell in cells)} of them done."
+        + " GiB: an estimate by the model's shape, of base, adapter, activations and logits." * (config.scale == "7b")
     )
 
 
@@ -217,5 +219,5 @@ def _plan_of(benchmark: Benchmark, algo: str, *, with_memory: bool) -> tuple[str
         f"{usual.steps:,}",
         f"{updates:,}",
         f"{settings.actor_lr:g}, {settings.critic_lr:g}",
-        f"{footprint(model, settings).total:.0f}" if with_memory else "",
+        *([f"{footprint(model, settings).total:.0f}"] if with_memory else []),
     )

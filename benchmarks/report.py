@@ -21,7 +21,7 @@ from benchmarks.cell import Benchmark, Cell
 from benchmarks.statistics import interval_of_means
 from lang_envs.files import parse_json, write_atomically
 from trainers.agents.random import RandomAgent
-from trainers.loop import METRICS_FILE
+from trainers.loop import METRICS_FILE, RECENT_EPISODES
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -98,16 +98,21 @@ def read_metrics(cell: Cell) -> list[dict[str, Any]]:
     found = [parse_json(line, f"line {number} of {file}") for number, line in enumerate(lines, 1)]
     steps, last = cell.config.usual.steps, found[-1]["step"] if found else 0
     if last < steps:
-        raise ValueError(
-            f"{file} ends at step {last:,} of {steps:,}: delete {cell.path}, then make bench RESUME={cell.folder}"
-        )
+        raise ValueError(f"{file} ends at step {last:,} of {steps:,}: delete {cell.path} and run it again")
     return found
+
+
+def whole(lines: list[dict[str, Any]], measure: str) -> list[dict[str, Any]]:
+    """Those with a measure; of means over the last 20 episodes those in which 20 have ended, for the first to end are
+    the short ones, which are the successful ones."""
+    few = RECENT_EPISODES if measure.startswith("recent_") else 0
+    return [line for line in lines if measure in line and line.get("episodes", few) >= few]
 
 
 def steps_to_near_optimum(lines: list[dict[str, Any]], optimum: float | None) -> int | None:
     if optimum is None or optimum <= 0:  # 90 % of nothing says nothing
         return None
-    near = (line["step"] for line in lines if line.get("recent_return", -np.inf) >= NEAR_OPTIMUM * optimum)
+    near = (line["step"] for line in whole(lines, "recent_return") if line["recent_return"] >= NEAR_OPTIMUM * optimum)
     return next(near, None)
 
 
@@ -207,7 +212,7 @@ def draw_curves(benchmark: Benchmark, summary: Summary, path: Path) -> Path:
 def draw_seeds(axes: Axes, algo: str, cells: list[Cell], measure: str, colour: str) -> None:
     """What the metrics of an agent's runs say of one measure: a line for each seed, a thick one for their mean, and a
     band for its 95 % interval."""
-    lines = [[line for line in read_metrics(cell) if measure in line] for cell in cells]
+    lines = [whole(read_metrics(cell), measure) for cell in cells]
     curves = [([line["step"] for line in own], [line[measure] for line in own]) for own in lines if own]
     if not curves:
         return

@@ -6,10 +6,13 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import platform
+import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -179,7 +182,8 @@ def _run_in_processes(cells: Sequence[Cell], workers: int, display: Display) -> 
                     threads = 1 if cell.config.embedded else max(1, (os.cpu_count() or 1) // workers)
                     # A process for each run: nothing of one is left for the next.
                     running[cell] = context.Process(target=run_cell, args=(cell, threads))
-                    running[cell].start()
+                    with _deaf_to_interrupts():
+                        running[cell].start()
                 multiprocessing.connection.wait([process.sentinel for process in running.values()], timeout=0.5)
                 display.update()
                 for cell in [cell for cell, process in running.items() if not process.is_alive()]:
@@ -189,6 +193,19 @@ def _run_in_processes(cells: Sequence[Cell], workers: int, display: Display) -> 
         for process in running.values():
             process.terminate()
             process.join()
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What is started here leaves Ctrl-C to this process, which ends it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class CellFailed(RuntimeError):

@@ -279,7 +279,7 @@ def describe(error: BaseException) -> str:
                 line = trace.tb_lineno
             trace = trace.tb_next
         where = f" (line {line})" if line is not None else ""
-        return f"{type(error).__name__}: {said}{where}"
+        return f"{type(error).__name__}{': ' * bool(said)}{said}{where}"
     except BaseException:
         return said
 

@@ -140,7 +140,7 @@ def test_a_run_that_was_begun_with_other_settings_is_not_gone_on_with(tmp_path: 
     (cell.path / PLAN_FILE).write_text(json.dumps(cell.plan))
     cell.check()
     for other, name in (
-        (BenchmarkConfig(algo="poad", env=FOOD, seeds=1, steps=64), "steps=24576, and 64 is asked for"),
+        (BenchmarkConfig(algo="poad", env=FOOD, seeds=1, steps=1024), "steps=24576, and 1024 is asked for"),
         (BenchmarkConfig(algo="poad", env=FOOD, seeds=1, agent=AgentOverrides(clip=0.1)), "clip=None, and 0.1 is"),
     ):
         with pytest.raises(ValueError, match=f"poad/seed-0 was begun with {name}"):

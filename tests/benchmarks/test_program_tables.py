@@ -18,7 +18,9 @@ ENV = "DataSciCoding-breast-w-v0"
 def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None]) -> BenchmarkConfig:
     """A finished run of 20 iterations, in which seed s earns s in its last two and −1 before."""
     algos = list(dict.fromkeys(algo for algo, _ in best))
-    config = BenchmarkConfig(algo=",".join(algos), env=env, seeds=len(best) // len(algos), steps=200)
+    config = BenchmarkConfig(
+        algo=",".join(algos), env=env, seeds=len(best) // len(algos), steps=200, num_envs=1, rollout_steps=10
+    )
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)
     for cell in Benchmark(config, folder).cells:

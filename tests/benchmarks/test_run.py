@@ -260,7 +260,7 @@ def test_what_is_not_given_is_what_the_world_takes_with_the_embedded_model() -> 
     entertainment = "VirtualHome-entertainment-v0"
     assert BenchmarkConfig().usual == Usual(16_384, 4)
     assert BenchmarkConfig(env="VirtualHome-towel-v0").usual == USUAL["VirtualHome"]
-    assert BenchmarkConfig(env=entertainment, steps=7).usual == USUAL[entertainment]._replace(steps=7)
+    assert BenchmarkConfig(env=entertainment, steps=7).usual == USUAL[entertainment]._replace(steps=256 * 64)
     assert BenchmarkConfig(env=entertainment).agent_options("poad", 1) == {"minibatches": 2, "seed": 1}
     assert BenchmarkConfig(env=entertainment).agent_options("poad[minibatches=8]", 1)["minibatches"] == 8
     assert BenchmarkConfig(env=entertainment, agent=AgentOverrides(minibatches=3)).agent_options("ntpo", 0) == {

@@ -6,6 +6,7 @@ embedded model is :data:`EMBEDDED`.
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_origin, get_type_hints
@@ -193,6 +194,8 @@ def resolve(settings: type[Settings], model: Any, given: dict[str, Any]) -> Sett
     """
     known = [field.name for field in fields(settings)]
     if unknown := [name for name in given if name not in known]:
-        raise ValueError(f"{settings.__name__} has no {', '.join(unknown)}; it has {', '.join(known)}")
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{settings.__name__} has no {', '.join(unknown)}.{hint} It has {', '.join(known)}")
     suited = EMBEDDED if model == "embedded" else {}
     return settings(**{**suited, **given})
