@@ -21,6 +21,8 @@ import lang_envs
 import trainers
 from benchmarks.config import BenchmarkConfig, parse_variant, variant_folder
 from lang_envs.files import read_json, write_atomically
+from trainers.agents import agent_class
+from trainers.agents.common import PPOAgent
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER
 
@@ -170,6 +172,35 @@ class Benchmark:
     @property
     def cells(self) -> list[Cell]:
         return [cell for algo in self.config.algos for cell in self.of(algo)]
+
+    @property
+    def learners(self) -> list[str]:
+        """Those of its agents that are language models with a critic, as the suite's own are."""
+        classes = {algo: agent_class(parse_variant(algo)[0]) for algo in self.config.algos}
+        return [algo for algo, kind in classes.items() if isinstance(kind, type) and issubclass(kind, PPOAgent)]
+
+    def check_seeds(self) -> None:
+        """Refuse what no interval can be had of.
+
+        Raises
+        ------
+        ValueError
+            If there is one seed alone.
+        """
+        if self.config.seeds < 2:
+            raise ValueError(f"{self.folder} has one seed, and an interval needs two: run it with --seeds 3 or more")
+
+    def check_learners(self) -> None:
+        """Refuse runs whose agents have neither a language model nor a critic, or one seed alone.
+
+        Raises
+        ------
+        ValueError
+            Naming the agents, or the folder.
+        """
+        self.check_seeds()
+        if not self.learners:
+            raise ValueError(f"no agent of {self.folder} has a model and a critic: {', '.join(self.config.algos)}")
 
     def of(self, algo: str) -> list[Cell]:
         """The runs of one agent, by seed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import gymnasium as gym
@@ -42,6 +43,7 @@ class Runs:
     skipped: list[float]
 
 
+@lru_cache(maxsize=64)
 def optimum_of(benchmark: Benchmark) -> float | None:
     """The best return in its world, where that is known."""
     if wrote_programs(benchmark):  # and their data may be elsewhere
@@ -59,8 +61,7 @@ def runs_of(benchmark: Benchmark, algo: str) -> Runs:
         If there are fewer than two, of which no interval can be had.
     """
     cells = benchmark.of(algo)
-    if len(cells) < 2:
-        raise ValueError(f"{benchmark.folder} has one seed, and an interval needs two: run it with --seeds 3 or more")
+    benchmark.check_seeds()
     optimum = optimum_of(benchmark)
     results = [cell.result or {} for cell in cells]
     curves = [read_metrics(cell) for cell in cells]

@@ -19,11 +19,10 @@ import numpy as np
 
 import trainers
 from benchmarks.cell import Benchmark, make_envs
-from benchmarks.config import parse_variant
+from benchmarks.experiments import FOOD
 from benchmarks.report import Known, Table
 from benchmarks.statistics import Interval, mean
 from benchmarks.tabular import Situation, exact_values, explore, follow, token_advantages, worth_of
-from trainers.agents import agent_class
 from trainers.agents.common import PPOAgent
 from trainers.agents.token_level import TokenLevelAgent
 from trainers.prefix_tree import PrefixTree, Question
@@ -31,7 +30,6 @@ from trainers.prefix_tree import PrefixTree, Question
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-WORLD = "VirtualHome-food-preparation-v0"
 OPEN, CLOSE = "open the microwave", "close the microwave"
 _TO_THE_MICROWAVE = ("walk to the pancake", "grab the pancake", "walk to the microwave")
 DECISIONS = {
@@ -126,8 +124,8 @@ def study(run: Benchmark | None) -> Study:
     ValueError
         If the run is of another world, has fewer than two seeds, or none of its agents has a critic.
     """
-    situations = explore(WORLD)
-    untrained = trainers.make("poad", gym.make(WORLD), seed=0)
+    situations = explore(FOOD)
+    untrained = trainers.make("poad", gym.make(FOOD), seed=0)
     columns: dict[str, dict[str, Any]] = {
         f"exact, {level}": {"credit": credit} for level, credit in exact_credit(untrained, situations).items()
     }
@@ -142,18 +140,14 @@ def study(run: Benchmark | None) -> Study:
 
 def _of_critics(run: Benchmark, situations: Sequence[Situation]) -> dict[str, dict[str, Any]]:
     config = run.config
-    if config.env.rpartition(":")[2] != WORLD:
-        raise ValueError(f"the study is of {WORLD}, and {run.folder} holds runs in {config.env}")
+    if config.env.rpartition(":")[2] != FOOD:
+        raise ValueError(f"the study is of {FOOD}, and {run.folder} holds runs in {config.env}")
     if not config.embedded:
         raise ValueError(f"the study's tokens are the embedded model's, and {run.folder} has {config.model}")
-    if config.seeds < 2:
-        raise ValueError(f"{run.folder} has one seed, and an interval needs two")
-    algos = [algo for algo in config.algos if issubclass(agent_class(parse_variant(algo)[0]), PPOAgent)]
-    if not algos:
-        raise ValueError(f"no agent of {run.folder} has a critic to ask: {', '.join(config.algos)}")
+    run.check_learners()
     envs = make_envs(config)
     columns: dict[str, dict[str, Any]] = {}
-    for algo in algos:
+    for algo in run.learners:
         found = [learnt_credit(cell.load_agent(envs), situations) for cell in run.of(algo)]
         columns[f"critic, {algo}"] = {
             "seeds": len(found),

@@ -100,8 +100,7 @@ def _of_benchmark(benchmark: Benchmark) -> list[Section]:
         found.append(_programs("Programs", [benchmark]))
     if benchmark.config.transfer:
         found.append(_transfer("Unseen tasks", benchmark))
-    if benchmark.config.env == FOOD:
-        found.append(_credit(benchmark))
+    found += _credit(benchmark)
     made = [(name, (benchmark.folder / name).read_text()) for name in ("versions.txt", CONFIG_FILE)]
     return [*found, Section(f"How {benchmark.folder.name} was made", details=made)]
 
@@ -132,8 +131,8 @@ def _of_paper(config: PaperConfig, asked: dict[str, list[Benchmark]]) -> list[Se
                 f"python -m benchmarks paper --only {name}{' --quick' if config.quick else ''}",
             )
         )
-        if name == "curves" and (food := [benchmark for benchmark in benchmarks if benchmark.config.env == FOOD]):
-            found.append(_credit(food[0]))
+        if name == "curves":
+            found += [section for benchmark in benchmarks for section in _credit(benchmark)]
     made = [("versions.txt", (folder / "versions.txt").read_text()), (PAPER_FILE, (folder / PAPER_FILE).read_text())]
     if config.quick:
         missing.insert(
@@ -176,14 +175,17 @@ def _transfer(title: str, benchmark: Benchmark) -> Section:
     return Section(title, [], [picture], [transfer.tabulate(benchmark)])
 
 
-def _credit(benchmark: Benchmark) -> Section:
+def _credit(benchmark: Benchmark) -> list[Section]:
+    """The case study, of runs that it can be asked of."""
+    if benchmark.config.env != FOOD or not benchmark.config.embedded or not benchmark.learners:
+        return []
     found = credit_study.study(benchmark)
     picture = _picture(
         "Advantage of each token of two actions at two decisions; colours by the square root of the amount.",
         lambda path: credit_study.draw(found, path),
     )
     command = f"python -m benchmarks credit {benchmark.folder}"
-    return Section("Credit inside an action (figures 6 to 12)", [], [picture], [found.tabulate()], command=command)
+    return [Section("Credit inside an action (figures 6 to 12)", [], [picture], [found.tabulate()], command=command)]
 
 
 def _picture(caption: str, draw: Callable[[Path], Path]) -> Picture:

@@ -16,14 +16,12 @@ import torch
 
 from benchmarks.cell import Benchmark, make_envs
 from benchmarks.comparison import shown
-from benchmarks.config import parse_variant
 from benchmarks.report import Known, Table
 from benchmarks.statistics import Interval, mean
 from lang_envs import WORLDS
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import prompt
-from trainers.agents import agent_class
 from trainers.agents.common import ADAPTER_FOLDER, PPOAgent
 from trainers.checkpoint import LAST
 from trainers.embedded_lm.pretrain import losses, question, random_play, random_shape, sizes
@@ -83,14 +81,12 @@ def perplexity_table(run: Benchmark) -> Table:
     config = run.config
     if not config.embedded:
         raise ValueError(f"{run.folder} has the model {config.model}: name --tasks of the lm-evaluation-harness for it")
-    if config.seeds < 2:
-        raise ValueError(f"{run.folder} has one seed, and an interval needs two")
-    algos = _with_models(run)
+    run.check_learners()
     envs = make_envs(config)
     texts: dict[str, tuple[list[Question], np.ndarray]] = {}
     before: Scores = {}
     after: dict[str, dict[tuple[str, str], Interval]] = {}
-    for algo in algos:
+    for algo in run.learners:
         own = []
         for cell in run.of(algo):
             agent = cell.load_agent(envs)
@@ -135,8 +131,7 @@ def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, li
     except ImportError:
         raise ImportError("tasks need the lm-evaluation-harness: pip install 'lang-envs[evaluation]'") from None
     config = run.config
-    if config.seeds < 2:
-        raise ValueError(f"{run.folder} has one seed, and an interval needs two")
+    run.check_learners()
     manager = TaskManager(include_path=None if include is None else str(include))
     if unknown := [task for task in tasks if task not in manager.all_tasks]:
         raise ValueError(f"the lm-evaluation-harness has no task {unknown[0]!r}")
@@ -156,10 +151,9 @@ def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, li
             if isinstance(value, float) and "stderr" not in name
         }
 
-    algos = _with_models(run)
     before = score(None)
     after: dict[str, dict[tuple[str, str], Interval]] = {}
-    for algo in algos:
+    for algo in run.learners:
         own = [score((cell.path / CHECKPOINTS_FOLDER / LAST).resolve() / ADAPTER_FOLDER) for cell in run.of(algo)]
         after[algo] = {key: mean([[found[key] for found in own]]) for key in before}
     note = (
@@ -168,13 +162,6 @@ def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, li
         "(bootstrap over seeds; the examples are the same)."
     )
     return _tabulate(note, ("task", "measure"), before, after)
-
-
-def _with_models(run: Benchmark) -> list[str]:
-    algos = [algo for algo in run.config.algos if issubclass(agent_class(parse_variant(algo)[0]), PPOAgent)]
-    if not algos:
-        raise ValueError(f"no agent of {run.folder} has a language model: {', '.join(run.config.algos)}")
-    return algos
 
 
 def _tabulate(

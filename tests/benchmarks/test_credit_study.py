@@ -12,7 +12,8 @@ import lang_envs  # noqa: F401 — registers the worlds
 import trainers
 from benchmarks.cell import Benchmark
 from benchmarks.config import BenchmarkConfig
-from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, WORLD, Study, ask, draw, exact_credit, study
+from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, Study, ask, draw, exact_credit, study
+from benchmarks.experiments import FOOD
 from benchmarks.run import run, study_credit
 from benchmarks.tabular import exact_values, explore, follow
 
@@ -22,12 +23,12 @@ Prefix = tuple[int, tuple[int, ...]]
 
 @pytest.fixture(scope="module")
 def agent() -> Any:
-    return trainers.make("poad", gym.make(WORLD), seed=0)
+    return trainers.make("poad", gym.make(FOOD), seed=0)
 
 
 def test_the_decision_process_is_the_world() -> None:
-    situations = explore(WORLD)
-    world = gym.make(WORLD, interface="text")
+    situations = explore(FOOD)
+    world = gym.make(FOOD, interface="text")
     rng = np.random.default_rng(0)
     met = set()
     for episode in range(40):
@@ -49,7 +50,7 @@ def test_the_decision_process_is_the_world() -> None:
 
 @pytest.mark.parametrize("gamma_token", [1.0, 0.95, 0.5])
 def test_exact_values_are_where_token_by_token_backups_end(agent: Any, gamma_token: float) -> None:
-    situations = explore(WORLD)
+    situations = explore(FOOD)
     questions = [ask(agent, situation) for situation in situations]
     log_probs = [found.token_log_probs for found in agent.policy.assess(questions)]
     gamma = 0.8
@@ -78,7 +79,7 @@ def test_exact_values_are_where_token_by_token_backups_end(agent: Any, gamma_tok
 
 
 def test_without_discount_the_deciding_token_gets_the_credit_of_the_action(agent: Any) -> None:
-    credit = exact_credit(agent, explore(WORLD))
+    credit = exact_credit(agent, explore(FOOD))
     for decision, better in zip(DECISIONS, (OPEN, CLOSE), strict=True):
         for action in (OPEN, CLOSE):
             whole, *same = credit["action level"][decision][action]
@@ -93,7 +94,7 @@ def test_without_discount_the_deciding_token_gets_the_credit_of_the_action(agent
 def test_critics_of_a_run_are_asked_and_the_table_can_be_read(tmp_path: Path) -> None:
     config = BenchmarkConfig(
         algo="poad,ntpo[gamma_token=1.0]",
-        env=WORLD,
+        env=FOOD,
         seeds=2,
         steps=32,
         num_envs=2,
@@ -122,8 +123,8 @@ def test_critics_of_a_run_are_asked_and_the_table_can_be_read(tmp_path: Path) ->
 def test_a_run_elsewhere_or_of_one_seed_is_refused(tmp_path: Path) -> None:
     for wrong, message in (
         (BenchmarkConfig(env="Overcooked-tomato-salad-v0", seeds=2), "holds runs in Overcooked-tomato-salad-v0"),
-        (BenchmarkConfig(env=WORLD, seeds=1), "has one seed, and an interval needs two"),
-        (BenchmarkConfig(env=WORLD, seeds=2, algo="random"), "no agent of .* has a critic to ask: random"),
+        (BenchmarkConfig(env=FOOD, seeds=1), "has one seed, and an interval needs two"),
+        (BenchmarkConfig(env=FOOD, seeds=2, algo="random"), "no agent of .* has a model and a critic: random"),
     ):
         with pytest.raises(ValueError, match=message):
             study(Benchmark(wrong, tmp_path))
@@ -142,7 +143,7 @@ def test_actions_without_an_end_token_leave_its_place_empty(agent: Any, tmp_path
 
 
 def test_a_way_leads_to_the_situation_at_its_end() -> None:
-    situations = explore(WORLD)
+    situations = explore(FOOD)
     assert follow(situations, ()) == 0
     for name, way in DECISIONS.items():
         text = situations[follow(situations, way)].text

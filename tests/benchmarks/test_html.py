@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from benchmarks.action_length import base_model
 from benchmarks.cell import CONFIG_FILE, RESULT_FILE, Benchmark
 from benchmarks.comparison import compare, runs_of
 from benchmarks.config import BenchmarkConfig
-from benchmarks.experiments import EXPERIMENTS
+from benchmarks.experiments import EXPERIMENTS, FOOD
 from benchmarks.html import Section, write_report
 from benchmarks.paper import PaperConfig, remember, remembered
 from benchmarks.report import Known, Table
@@ -136,6 +137,15 @@ def test_numbers_without_an_interval_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has one seed, and an interval needs two"):
         write_report([tmp_path / "run"], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_runs_in_the_case_studys_world_need_no_critic(tmp_path: Path) -> None:
+    benchmark = write_run(tmp_path / "run", FOOD)
+    random = replace(benchmark.config, algo="random")
+    random.save(tmp_path / "run" / CONFIG_FILE)
+    (tmp_path / "run" / "poad").rename(tmp_path / "run" / "random")
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert page.count("<figure>") == 1 and "Credit inside" not in page
 
 
 def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_table_shows_the_model_before_and_after(run: Benchmark, tmp_path: Path
 
 def test_runs_that_cannot_be_asked_are_named(run: Benchmark, tmp_path: Path) -> None:
     for config, message in (
-        (BenchmarkConfig(algo="random", env=FOOD), "no agent of .* has a language model: random"),
+        (BenchmarkConfig(algo="random", env=FOOD), "no agent of .* has a model and a critic: random"),
         (BenchmarkConfig(env=FOOD, seeds=1), "has one seed, and an interval needs two"),
         (BenchmarkConfig(env=FOOD, model="somebody/model"), "has the model somebody/model: name --tasks"),
     ):
