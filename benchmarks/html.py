@@ -171,8 +171,11 @@ def _programs(title: str, benchmarks: Sequence[Benchmark]) -> Section:
 
 
 def _transfer(title: str, benchmark: Benchmark) -> Section:
-    picture = _picture("Returns in worlds that were not trained in.", lambda path: transfer.draw(benchmark, path))
-    return Section(title, [], [picture], [transfer.tabulate(benchmark)])
+    found = transfer.gather(benchmark)
+    picture = _picture(
+        "Returns in worlds that were not trained in.", lambda path: transfer.draw(benchmark, found, path)
+    )
+    return Section(title, [], [picture], [transfer.tabulate(benchmark, found)])
 
 
 def _credit(benchmark: Benchmark) -> list[Section]:

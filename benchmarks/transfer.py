@@ -38,9 +38,12 @@ _EMBEDDED_NOTE = (
 _PAPER_NOTE = " Paper: LLaMA2-7B, table 1 of arXiv 2405.15821."
 
 
-def gather(benchmark: Benchmark) -> dict[str, dict[str, dict[str, Any]]]:
+Found = dict[str, dict[str, dict[str, Any]]]
+
+
+def gather(benchmark: Benchmark) -> Found:
     """For each world and each column (untrained, then the agents) the interval of the return, and the success rate."""
-    table: dict[str, dict[str, dict[str, Any]]] = {}
+    table: Found = {}
     algos = benchmark.config.algos
     for env in benchmark.config.transfer:
         table[env] = {UNTRAINED: _summary(benchmark.of(algos[0]), UNTRAINED, env)}
@@ -57,9 +60,8 @@ def _summary(cells: list[Cell], stage: str, env: str) -> dict[str, Any]:
     return summary
 
 
-def tabulate(benchmark: Benchmark) -> Table:
+def tabulate(benchmark: Benchmark, found: Found) -> Table:
     """A row for each world, and below it the paper's, where it has one."""
-    found = gather(benchmark)
     columns = [UNTRAINED, *benchmark.config.algos]
     rows = []
     for env, best in optima(benchmark).items():
@@ -83,7 +85,8 @@ def optima(benchmark: Benchmark) -> dict[str, float | None]:
 
 def write_transfer(benchmark: Benchmark, folder: Path, console: Console) -> None:
     """Print the table, write it as ``transfer.md`` and ``transfer.json``, and draw it as ``transfer.png``."""
-    table = tabulate(benchmark)
+    found = gather(benchmark)
+    table = tabulate(benchmark, found)
     shown = rich.table.Table(
         title="In worlds that were not trained in: mean return, success", title_justify="left", box=SIMPLE_HEAD
     )
@@ -99,7 +102,7 @@ def write_transfer(benchmark: Benchmark, folder: Path, console: Console) -> None
     console.print(shown)
     console.print(_note(benchmark.config, where=" in transfer.md"), style="dim", markup=False)
     table.keep(folder / "transfer.md")
-    console.print(f"figure: {draw(benchmark, folder / 'transfer.png')}", soft_wrap=True)
+    console.print(f"figure: {draw(benchmark, found, folder / 'transfer.png')}", soft_wrap=True)
 
 
 def _short(env: str) -> str:
@@ -131,9 +134,8 @@ def _paper_cell(found: tuple[float, float] | None) -> str:
     return "" if found is None else f"{found[0]:.4f} {found[1]:.0%}"
 
 
-def draw(benchmark: Benchmark, path: Path) -> Path:
+def draw(benchmark: Benchmark, table: Found, path: Path) -> Path:
     """Bars of returns with their intervals, a line at the best return."""
-    table = gather(benchmark)
     figure, axes = plt.subplots(figsize=(10, 4.2), layout="constrained")
     columns = list(next(iter(table.values())))
     width = 0.8 / len(columns)
