@@ -41,6 +41,7 @@ class Experiment:
     limits: str
     panels: tuple[Panel, ...]
     seeds: int = 10
+    first_seed: int = 0
     scales: tuple[str, ...] = ("embedded", "7b")
 
 
@@ -48,9 +49,22 @@ def _with(settings: str, algos: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{algo}[{settings}]" for algo in algos)
 
 
+_RATES = ("actor_lr=0.0001", "actor_lr=0.001")  # beside 0.0003, the one that was chosen
+_SEARCHED = (*FAMILY, *(algo for rate in _RATES for algo in _with(rate, FAMILY)))
+_WHOLE = tuple(algo for rate in _RATES for algo in _with(f"behaviour=candidates,{rate}", TOKEN_LEVEL))
 _NO_BONUS, _PAPERS_BONUS = _with("entropy_coefficient=0.0", FAMILY), _with("entropy_level=token", TOKEN_LEVEL)
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "search": Experiment(
+        "The learning rate",
+        "Which learning rate suits which agent? The same three for each, on seeds that no other experiment uses.",
+        "What it cannot show: the best settings of any agent, for the other settings were found by hand, mostly with "
+        "POAD, before this search.",
+        (Panel(SALAD, (*_SEARCHED, *_WHOLE)), Panel(FOOD, _SEARCHED)),
+        seeds=3,
+        first_seed=100,
+        scales=("embedded",),
+    ),
     "curves": Experiment(
         "Learning curves (figure 3)",
         "Do agents with credit for each token learn faster, and end better, than one with credit for each action?",

@@ -38,9 +38,10 @@ class PaperConfig:
     """Run the paper's experiments, or some of them; what is finished is not done again."""
 
     only: tuple[str, ...] = ()
-    """Names of experiments: curves, entropy, programs, discount, length, behaviour, generalisation (default: all)."""
+    """Names of experiments: search, curves, entropy, programs, discount, length, behaviour, generalisation (default:
+    all)."""
     seeds: int | None = None
-    """Runs of each agent (default: 10; 3 where programs are written, and with 7B models)."""
+    """Runs of each agent (default: 10; 3 in the search, where programs are written, and with 7B models)."""
     scale: Literal["embedded", "7b"] = "embedded"
     """The embedded model on a CPU, or the paper's models and hyper-parameters on a GPU."""
     model: str | None = None
@@ -98,13 +99,18 @@ class PaperConfig:
         panels = found.panels
         if self.quick:  # one world, but every kind of tokens
             panels = tuple(panel for panel in panels if panel.env == panels[0].env)
-        return [Benchmark(self._config(panel, found.seeds), self.folder / panel.folder) for panel in panels]
+        return [Benchmark(self._config(panel, found), self.folder / panel.folder) for panel in panels]
 
     def model_folder(self, panel: Panel) -> Path:
         return self.folder / "models" / str(panel.tokens)
 
-    def _config(self, panel: Panel, seeds: int) -> BenchmarkConfig:
-        common: dict[str, Any] = {"algo": ",".join(panel.algos), "env": panel.env, "transfer": panel.transfer}
+    def _config(self, panel: Panel, found: Experiment) -> BenchmarkConfig:
+        common: dict[str, Any] = {
+            "algo": ",".join(panel.algos),
+            "env": panel.env,
+            "transfer": panel.transfer,
+            "first_seed": found.first_seed,
+        }
         if self.scale == "7b":
             family = panel.env.partition("-")[0]
             return BenchmarkConfig(
@@ -126,7 +132,7 @@ class PaperConfig:
             takes["rollout_steps"] = min(16, takes["rollout_steps"])
             takes["steps"] = 2 * takes["num_envs"] * takes["rollout_steps"]
             common["eval_episodes"] = 4
-        return BenchmarkConfig(**common, **takes, seeds=self.seeds or (2 if self.quick else seeds))
+        return BenchmarkConfig(**common, **takes, seeds=self.seeds or (2 if self.quick else found.seeds))
 
 
 def run_paper(config: PaperConfig) -> Path | None:

@@ -168,9 +168,10 @@ def run_cells(
 
 
 def _run_in_processes(cells: Sequence[Cell], workers: int, display: Display) -> None:
-    context = multiprocessing.get_context("spawn")
     for name, value in _KEEP_MEMORY.items():
         os.environ.setdefault(name, value)  # read when a process starts, too late for this one
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.__main__"])  # its imports take seconds, a run half a minute
     waiting, running = deque(cells), dict[Cell, Any]()
     try:
         with display:

@@ -42,7 +42,8 @@ def test_runs_that_experiments_share_are_one(tmp_path: Path) -> None:
 
 def test_every_claim_has_ten_seeds_at_the_embedded_scale() -> None:
     for name, found in PaperConfig().experiments.items():
-        assert found.seeds == (3 if name == "programs" else 10)
+        assert found.seeds == (3 if name in ("programs", "search") else 10)
+        assert found.first_seed == (100 if name == "search" else 0), "no setting is chosen on a published seed"
         assert found.limits.startswith("What it cannot show")
 
 
@@ -58,7 +59,7 @@ def test_ntpos_family_has_the_discounts_it_is_named_by() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (PaperConfig(only=("curvs",)), "no experiment 'curvs'; there are curves, entropy"),
+        (PaperConfig(only=("curvs",)), "no experiment 'curvs'; there are search, curves, entropy"),
         (PaperConfig(only=("length",), scale="7b"), "'length' is for --scale embedded alone"),
         (PaperConfig(seeds=1), "seeds=1: an interval needs at least 2"),
         (PaperConfig(model="gpt2"), "model='gpt2' is for --scale 7b"),
