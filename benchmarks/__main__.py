@@ -73,6 +73,9 @@ class ReportConfig:
     """Their folders."""
     output: Path | None = None
     """The page (default: report.html in the first folder)."""
+    tables: Path | None = None
+    """Where texts, tables, pictures and a line of each run are kept too (default: the folder report beside the
+    page)."""
 
 
 def main() -> None:
@@ -95,9 +98,9 @@ def main() -> None:
             resume(config.folder)
         elif isinstance(config, PaperConfig):
             if (folder := run_paper(config)) is not None:
-                print(f"page: {write_report([folder], folder / 'report.html')}")
+                _report(ReportConfig((folder,)))
         elif isinstance(config, ReportConfig):
-            print(f"page: {write_report(config.folders, config.output or Path(*config.folders[:1], 'report.html'))}")
+            _report(config)
         elif isinstance(config, ProgramsConfig):
             tabulate_programs(config.folders, config.output)
         elif isinstance(config, LanguageAbilityConfig):
@@ -111,6 +114,13 @@ def main() -> None:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _report(config: ReportConfig) -> None:
+    page = config.output or Path(*config.folders[:1], "report.html")
+    tables = config.tables or page.with_suffix("")
+    write_report(config.folders, page, tables)
+    print(f"page: {page}\ntexts, tables and pictures: {tables}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import gymnasium as gym
 import matplotlib
 import numpy as np
 
+import trainers
 from benchmarks.cell import Benchmark
 from benchmarks.programs import wrote_programs
 from benchmarks.report import COLOURS, NEAR_OPTIMUM, Known, Table, draw_seeds, read_metrics, steps_to_near_optimum
@@ -21,6 +22,7 @@ from benchmarks.statistics import (
     performance_profile,
     probability_of_improvement,
 )
+from trainers.agents.random import RandomAgent
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -50,6 +52,16 @@ def optimum_of(benchmark: Benchmark) -> float | None:
         return None
     world = gym.make(benchmark.config.env, **benchmark.config.env_options).unwrapped
     return getattr(world, "optimal_return", None)
+
+
+@lru_cache(maxsize=64)
+def random_returns(benchmark: Benchmark) -> np.ndarray | None:
+    """Discounted returns of a random policy in its world, one for each episode; float64 array (episodes,)."""
+    if wrote_programs(benchmark):  # to say anything at random is no program
+        return None
+    config = benchmark.config
+    agent = RandomAgent(gym.make(config.env, **config.env_options))
+    return trainers.evaluate(agent, config.env, config.eval_episodes, **config.env_options).returns
 
 
 def runs_of(benchmark: Benchmark, algo: str) -> Runs:
@@ -106,6 +118,12 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         if algo != algos[0]:
             better = probability_of_improvement([first.returns], [own.returns])
             sentences.append(_verdict(algos[0], algo, better, len(first.returns)))
+    cells = [tuple(row.values()) for row in rows]
+    if (chance := random_returns(benchmark)) is not None:
+        known = {"agent": "random policy", "n": f"{len(chance)} episodes", "return": shown(mean([chance]))}
+        if optimum:
+            known["of optimum"] = shown(mean([chance / optimum]), "{:.1%}")
+        cells.append(tuple(known.get(name, "") for name in rows[0]))
     note = (
         f"{benchmark.title}, {benchmark.config.usual.steps:,} decisions a run; returns of "
         f"{benchmark.config.eval_episodes} episodes after training, actions sampled (greedy: the most probable). "
@@ -115,7 +133,6 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         "forbade."
     )
     numbers = {algo: vars(own) for algo, own in runs.items()}
-    cells = [tuple(row.values()) for row in rows]
     return Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers}), sentences
 
 
@@ -181,6 +198,8 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
             draw_seeds(axes, algo, benchmark.of(algo), "recent_return", colour)
         if optimum is not None:
             axes.axhline(optimum, color="black", linestyle="--", linewidth=1)
+        if (chance := random_returns(benchmark)) is not None:
+            axes.axhline(chance.mean(), color="grey", linestyle=":", linewidth=1.4)
         axes.set_title(benchmark.title, fontsize="medium")
         axes.grid(alpha=0.25)
         axes.legend(fontsize="x-small")

@@ -120,5 +120,22 @@ EXPERIMENTS: dict[str, Experiment] = {
         "play, though it was never rewarded near them.",
         (Panel(FOOD, transfer=tuple(f"VirtualHome-{task}-v0" for task in UNSEEN_TASKS)),),
     ),
+    "credit": Experiment(
+        "Credit inside an action (figures 6 to 12)",
+        "Which token of an action gets the credit? With the pancake in hand one should open the microwave, with the "
+        "pancake inside close it; the two phrases differ in their first token alone.",
+        "What it cannot show: credit while learning, for exact values are those of the untrained model, and critics "
+        "were asked after training, when they hardly know the beginnings of actions that are no longer taken.",
+        (Panel(FOOD),),
+        scales=("embedded",),
+    ),
+    "language": Experiment(
+        "Language ability (table 2)",
+        "What does training do to the language of a model?",
+        "What it cannot show: what becomes of a large model. Benchmarks of language say nothing of one this small; "
+        "`python -m benchmarks language-ability` puts them to others.",
+        (Panel(FOOD),),
+        scales=("embedded",),
+    ),
 }
 """By name, in the order of the report."""

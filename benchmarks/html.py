@@ -1,12 +1,17 @@
-"""One page of finished runs, which needs no network: ``python -m benchmarks report runs/…``."""
+"""One page of finished runs, which needs no network: ``python -m benchmarks report runs/…``.
+
+What stands on it is also kept in files: a text in Markdown for each section, its pictures, the numbers that its tables
+were made of, and a line of JSON for each run.
+"""
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -25,7 +30,8 @@ from benchmarks.comparison import (
     runs_of,
 )
 from benchmarks.experiments import DISCOUNTS, EXPERIMENTS, FAMILY, FOOD
-from benchmarks.paper import PAPER_FILE, PaperConfig, remembered
+from benchmarks.language_ability import perplexity_table
+from benchmarks.paper import PAPER_FILE, Asked, remembered
 from benchmarks.report import Known, Table
 from benchmarks.statistics import Interval, mean, mean_difference
 from lang_envs.files import write_atomically
@@ -33,6 +39,7 @@ from lang_envs.tokenizer import load_tokenizer
 
 _WITHOUT, _FADING = r"$\lambda_w = 1$", r"$\lambda_w = 0.95$"
 _BARE_NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+ ?%?")
+_NUMBER = re.compile(r"[-+−]?\d")
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,16 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """What the page says of one experiment."""
+    """What the page says of one experiment, ``name`` for short."""
 
+    name: str
     title: str
     paragraphs: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     details: Sequence[tuple[str, str]] = ()
     command: str = ""
+    runs: Sequence[Benchmark] = ()
 
     def __post_init__(self) -> None:
         """Numbers that stand alone are refused.
@@ -68,9 +77,30 @@ class Section:
                     if _BARE_NUMBER.fullmatch(cell) and not isinstance(cell, Known):
                         raise ValueError(f"{self.title}: {name} of {row[0]} is {cell}, without an interval")
 
+    def keep(self, folder: Path) -> None:
+        """Write it into files that begin with its name."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = [f"# {self.title}", *self.paragraphs]
+        for number, picture in enumerate(self.pictures, 1):
+            file = f"{self.name}-{number}.png"
+            (folder / file).write_bytes(base64.b64decode(picture.base64))
+            text += [f"![{picture.caption}]({file})", picture.caption]
+        for table in self.tables:
+            text += [table.note, table.markdown]
+        if self.command:
+            text += ["Again:", f"```\n{self.command}\n```"]
+        text += [f"{name}:\n\n```\n{detail.strip()}\n```" for name, detail in self.details]
+        write_atomically(folder / f"{self.name}.md", "\n\n".join(text) + "\n")
+        if self.tables:
+            numbers = [table.numbers for table in self.tables]
+            write_atomically(folder / f"{self.name}.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+        lines = [{"agent": cell.algo, **cell.plan, **(cell.result or {})} for run in self.runs for cell in run.cells]
+        if lines:
+            write_atomically(folder / f"{self.name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
-def write_report(folders: Sequence[Path], output: Path) -> Path:
-    """Put finished runs, or the paper's experiments, on one page.
+
+def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
+    """Put finished runs, or the paper's experiments, on one page, and what stands on it into files in ``tables``.
 
     Raises
     ------
@@ -80,7 +110,10 @@ def write_report(folders: Sequence[Path], output: Path) -> Path:
     if not folders:
         raise ValueError("name the folders of one or more runs")
     sections = [section for folder in folders for section in _sections(folder)]
+    for section in sections:
+        section.keep(tables)
     environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
+    environment.tests["number"] = lambda text: bool(_NUMBER.match(text))
     title = " and ".join(folder.resolve().name for folder in folders)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, environment.get_template("report.html").render(title=title, sections=sections))
@@ -89,106 +122,114 @@ def write_report(folders: Sequence[Path], output: Path) -> Path:
 
 def _sections(folder: Path) -> list[Section]:
     if (folder / PAPER_FILE).is_file():
-        return _of_paper(*remembered(folder))
+        return _of_paper(remembered(folder))
     return _of_benchmark(Benchmark.finished(folder))
 
 
 def _of_benchmark(benchmark: Benchmark) -> list[Section]:
     """Everything that there is to say of one benchmark."""
-    found = [_comparison(benchmark.config.env, [benchmark])]
+    name = benchmark.folder.resolve().name
+    found = [_comparison(name, benchmark.config.env, [benchmark])]
     if programs.wrote_programs(benchmark):
-        found.append(_programs("Programs", [benchmark]))
+        found.append(_programs(f"{name}-programs", "Programs", [benchmark]))
     if benchmark.config.transfer:
-        found.append(_transfer("Unseen tasks", benchmark))
-    found += _credit(benchmark)
-    made = [(name, (benchmark.folder / name).read_text()) for name in ("versions.txt", CONFIG_FILE)]
-    return [*found, Section(f"How {benchmark.folder.name} was made", details=made)]
+        found.append(_transfer(f"{name}-unseen", "Unseen tasks", [benchmark]))
+    if benchmark.config.env == FOOD and benchmark.config.embedded and benchmark.learners:
+        found.append(_credit(f"{name}-credit", "Credit inside an action", [benchmark]))
+    made = [(file, (benchmark.folder / file).read_text()) for file in ("versions.txt", CONFIG_FILE)]
+    return [*found, Section(f"{name}-made", f"How {name} was made", details=made)]
 
 
-def _of_paper(config: PaperConfig, asked: dict[str, list[Benchmark]]) -> list[Section]:
+def _of_paper(asked: Asked) -> list[Section]:
     """The experiments whose runs are all done, and by name those whose are not."""
-    found, missing, folder = [], [], config.folder
-    for name, benchmarks in asked.items():
+    found, missing = [], []
+    for name, benchmarks in asked.benchmarks.items():
         experiment = EXPERIMENTS[name]
         cells = [cell for benchmark in benchmarks for cell in benchmark.cells]
         if left := sum(not cell.finished for cell in cells):
             missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done.")
             continue
-        if name == "programs":
-            section = _programs(experiment.title, benchmarks)
-        elif name == "generalisation":
-            section = _transfer(experiment.title, benchmarks[0])
-        else:
-            section = _comparison(experiment.title, benchmarks)
+        section = _BUILDERS.get(name, _comparison)(name, experiment.title, benchmarks)
         extra = _EXTRAS[name](benchmarks) if name in _EXTRAS else ([], [])
         found.append(
-            Section(
-                section.title,
-                [experiment.question, *section.paragraphs, experiment.limits],
-                [*extra[0], *section.pictures],
-                [*extra[1], *section.tables],
-                section.details,
-                f"python -m benchmarks paper --only {name}{' --quick' if config.quick else ''}",
+            replace(
+                section,
+                paragraphs=[experiment.question, *section.paragraphs, experiment.limits],
+                pictures=[*extra[0], *section.pictures],
+                tables=[*extra[1], *section.tables],
+                details=[*section.details, ("Made with", "\n".join(asked.made_with[name]))],
+                command=f"python -m benchmarks paper --only {name}{' --quick' if asked.config.quick else ''}",
             )
         )
-        if name == "curves":
-            found += [section for benchmark in benchmarks for section in _credit(benchmark)]
-    made = [("versions.txt", (folder / "versions.txt").read_text()), (PAPER_FILE, (folder / PAPER_FILE).read_text())]
-    if config.quick:
+    if asked.config.quick:
         missing.insert(
             0, "These runs are short ones (--quick), made to see that everything works. They say nothing else."
         )
-    return [*found, Section("How this was made", missing, details=made)]
+    return [*found, *([Section("missing", "What is missing", missing)] if missing else [])]
 
 
-def _comparison(title: str, benchmarks: Sequence[Benchmark]) -> Section:
+def _comparison(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
     compared = [compare(benchmark) for benchmark in benchmarks]
     picture = _picture(
         "Learning curves: a line for each run, a thick one for their mean, a band for its 95 % interval; dashed: the "
-        "optimum.",
+        "optimum; dotted: a random policy.",
         lambda path: draw_comparisons(benchmarks, path),
     )
     paragraphs = [
-        f"{benchmark.title}: {' '.join(sentences)}"
+        f"What it shows, in {benchmark.title}: {' '.join(sentences)}"
         for benchmark, (_, sentences) in zip(benchmarks, compared, strict=True)
         if sentences
     ]
-    return Section(title, paragraphs, [picture], [table for table, _ in compared])
+    return Section(name, title, paragraphs, [picture], [table for table, _ in compared], runs=benchmarks)
 
 
-def _programs(title: str, benchmarks: Sequence[Benchmark]) -> Section:
+def _programs(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
     table = programs.tabulate(benchmarks)
     best = [
-        (f"{name}, {algo}: the best program, ROC AUC {standing['best']:.4f} (the most of many)", standing["program"])
-        for name, algos in table.numbers["sets"].items()
+        (f"{data}, {algo}: the best program, ROC AUC {standing['best']:.4f} (the most of many)", standing["program"])
+        for data, algos in table.numbers["sets"].items()
         for algo, standing in algos.items()
         if "program" in standing
     ]
     picture = _picture(
         "Programs over decisions, a row for each data set.", lambda path: programs.draw(benchmarks, path)
     )
-    return Section(title, [], [picture], [table], best)
+    return Section(name, title, [], [picture], [table], best, runs=benchmarks)
 
 
-def _transfer(title: str, benchmark: Benchmark) -> Section:
+def _transfer(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    (benchmark,) = benchmarks
     found = transfer.gather(benchmark)
     picture = _picture(
         "Returns in worlds that were not trained in.", lambda path: transfer.draw(benchmark, found, path)
     )
-    return Section(title, [], [picture], [transfer.tabulate(benchmark, found)])
+    return Section(name, title, [], [picture], [transfer.tabulate(benchmark, found)], runs=benchmarks)
 
 
-def _credit(benchmark: Benchmark) -> list[Section]:
-    """The case study, of runs that it can be asked of."""
-    if benchmark.config.env != FOOD or not benchmark.config.embedded or not benchmark.learners:
-        return []
+def _credit(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    (benchmark,) = benchmarks
     found = credit_study.study(benchmark)
     picture = _picture(
         "Advantage of each token of two actions at two decisions; colours by the square root of the amount.",
         lambda path: credit_study.draw(found, path),
     )
-    command = f"python -m benchmarks credit {benchmark.folder}"
-    return [Section("Credit inside an action (figures 6 to 12)", [], [picture], [found.tabulate()], command=command)]
+    return Section(
+        name, title, [], [picture], [found.tabulate()], command=f"python -m benchmarks credit {benchmark.folder}"
+    )
+
+
+def _language(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    (benchmark,) = benchmarks
+    return Section(name, title, tables=[perplexity_table(benchmark)])
+
+
+_BUILDERS: dict[str, Callable[[str, str, Sequence[Benchmark]], Section]] = {
+    "programs": _programs,
+    "generalisation": _transfer,
+    "credit": _credit,
+    "language": _language,
+}
+"""Of experiments that are not shown as learning curves and a table of returns."""
 
 
 def _picture(caption: str, draw: Callable[[Path], Path]) -> Picture:
@@ -253,4 +294,4 @@ _EXTRAS: dict[str, Callable[[Sequence[Benchmark]], Extra]] = {
     "discount": _over_discounts,
     "length": _over_lengths,
 }
-assert _EXTRAS.keys() <= EXPERIMENTS.keys()
+assert _EXTRAS.keys() | _BUILDERS.keys() <= EXPERIMENTS.keys()

@@ -156,11 +156,15 @@ class Table:
     rows: Sequence[Sequence[str]]
     numbers: dict[str, Any]
 
+    @property
+    def markdown(self) -> str:
+        lines = ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
+        return "\n".join(lines)
+
     def keep(self, path: Path) -> None:
         """Write it in Markdown, and the numbers beside it as JSON."""
-        lines = [self.note, "", "| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
-        write_atomically(path, "\n".join(lines) + "\n")
+        write_atomically(path, f"{self.note}\n\n{self.markdown}\n")
         write_atomically(path.with_suffix(".json"), json.dumps(self.numbers, indent=2, allow_nan=False) + "\n")
 
 

@@ -6,7 +6,9 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import platform
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -220,14 +222,21 @@ def _default_workers(cells: Sequence[Cell]) -> int:
 
 def write_versions(folder: Path) -> None:
     """What a folder was made with, and by which command; of one that was gone on with, what went on last."""
-    write_atomically(folder / "versions.txt", "\n".join(_versions()) + "\n")
+    write_atomically(folder / "versions.txt", "\n".join(versions()) + "\n")
 
 
-def _versions() -> Iterator[str]:
-    yield f"python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield f"command: {' '.join(['python -m benchmarks', *sys.argv[1:]])}"
+def versions() -> list[str]:
+    """Lines that say which command this is, of which versions."""
+    found = [
+        f"command: {' '.join(['python -m benchmarks', *sys.argv[1:]])}",
+        f"python {platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+    ]
+    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    if shutil.which("git") and (said := subprocess.run(describe, capture_output=True, text=True)).returncode == 0:
+        found.append(f"commit {said.stdout.strip()}")
     for package in _PACKAGES:
         try:
-            yield f"{package} {version(package)}"
+            found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            yield f"{package} is not installed"
+            found.append(f"{package} is not installed")
+    return found

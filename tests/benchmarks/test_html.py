@@ -19,7 +19,7 @@ from benchmarks.comparison import compare, runs_of
 from benchmarks.config import BenchmarkConfig
 from benchmarks.experiments import EXPERIMENTS, FOOD
 from benchmarks.html import Section, write_report
-from benchmarks.paper import PaperConfig, remember, remembered
+from benchmarks.paper import PAPER_FILE, PaperConfig, remember, remembered
 from benchmarks.report import Known, Table
 from trainers.embedded_lm.pretrain import Reading
 
@@ -70,7 +70,9 @@ def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
         assert runs.never == 3 - reached
         assert runs.steps == [100 if end >= 0.9 * optimum else 200 for end in RETURNS[algo]]
     table, (verdict,) = compare(benchmark)
-    poad, ntpo = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    poad, ntpo, random = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    assert (random["agent"], random["n"]) == ("random policy", "100 episodes")
+    assert random["return"].startswith("-0.140 ["), "what the README's table says of it"
     assert (poad["n"], ntpo["n"]) == ("3", "3")
     assert poad["return"].startswith("0.800 [")
     assert poad["of optimum"].startswith(f"{0.8 / optimum:.1%} [")
@@ -84,13 +86,27 @@ def test_one_page_holds_every_run_its_best_programs_and_how_it_was_made(tmp_path
     program = 'print("<script>alert(1)</script>")'
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", "DataSciCoding-balance-scale-v0", program=program)
-    page = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "new" / "page.html").read_text()
+    kept = tmp_path / "kept"
+    page = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "new" / "page.html", kept).read_text()
     assert page.count("<figure>") == page.count("data:image/png;base64,") == 3
     assert "<script>" not in page and "&lt;script&gt;alert(1)" in page
     assert page.count("command: python -m benchmarks run") == 2
     for algo in RETURNS:
         assert f"balance-scale, {algo}: the best program, ROC AUC {max(RETURNS[algo]):.4f}" in page
     assert not re.search(r'(src|href)="(?!data:|#)', page), "the page must not need a network"
+    assert sorted(file.name for file in kept.iterdir() if not file.name.startswith("b")) == [
+        "a-1.png",
+        "a-made.md",
+        "a.json",
+        "a.jsonl",
+        "a.md",
+    ]
+    lines = [json.loads(line) for line in (kept / "a.jsonl").read_text().splitlines()]
+    assert [(line["agent"], line["seed"], line["sampled"]["return"]) for line in lines] == [
+        (algo, seed, value) for algo, values in RETURNS.items() for seed, value in enumerate(values)
+    ]
+    text = (kept / "a.md").read_text()
+    assert "![Learning curves" in text and "](a-1.png)" in text and "| poad | 3 | 0.800 [" in text
 
 
 def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path) -> None:
@@ -100,9 +116,8 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
         PaperConfig(output=folder, seeds=3, only=("entropy",)),
     ):
         folder.mkdir(exist_ok=True)
-        remember(config)
-    (folder / "versions.txt").write_text("python 3.11\n")
-    _, asked = remembered(folder)
+        remember(config, {name: config.benchmarks(name) for name in config.only})
+    asked = remembered(folder).benchmarks
     assert {name: benchmarks[0].config.seeds for name, benchmarks in asked.items()} == {
         "entropy": 3,
         "discount": 2,
@@ -113,9 +128,18 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
         base_model(str(panel.tokens), panel.env, Path(str(benchmark.config.model)), reading)
     for benchmark in (*asked["discount"], *asked["length"]):
         fill(benchmark)
+    made = json.loads((folder / PAPER_FILE).read_text())["made_with"]
+    assert set(made) == {"entropy", "discount", "length"}
+    made["discount"] = ["another version"]
+    (folder / PAPER_FILE).write_text(json.dumps(json.loads((folder / PAPER_FILE).read_text()) | {"made_with": made}))
+    for only in ("discount", "entropy"):  # asked for once more
+        config = PaperConfig(output=folder, seeds=2 if only == "discount" else 3, only=(only,))
+        remember(config, {only: config.benchmarks(only)})
+    assert remembered(folder).made_with["discount"] == ["another version"], "nothing of it was left to do"
     moved = tmp_path / "moved"
     folder.rename(moved)
-    page = unescape(write_report([moved], tmp_path / "page.html").read_text())
+    page = unescape(write_report([moved], tmp_path / "page.html", tmp_path / "kept").read_text())
+    assert "another version" in (tmp_path / "kept" / "discount.md").read_text()
     for name in ("discount", "length"):
         assert EXPERIMENTS[name].question in page and EXPERIMENTS[name].limits in page
         assert f"python -m benchmarks paper --only {name}" in page
@@ -130,12 +154,12 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
 def test_numbers_without_an_interval_are_refused(tmp_path: Path) -> None:
     for bare in ("0.5", "12", "-3.25", "97%", "1,024"):
         with pytest.raises(ValueError, match=rf"return of poad is {bare}, without an interval"):
-            Section("A", tables=[Table("", ("agent", "return"), [("poad", bare)], {})])
+            Section("a", "A", tables=[Table("", ("agent", "return"), [("poad", bare)], {})])
     for cell in ("0.5 [0.4, 0.6]", "", "none works", Known("0.9651")):
-        Section("A", tables=[Table("", ("agent", "return"), [("poad", cell)], {})])
+        Section("a", "A", tables=[Table("", ("agent", "return"), [("poad", cell)], {})])
     write_run(tmp_path / "run", seeds=1)
     with pytest.raises(ValueError, match="has one seed, and an interval needs two"):
-        write_report([tmp_path / "run"], tmp_path / "page.html")
+        write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
     assert not (tmp_path / "page.html").exists()
 
 
@@ -144,19 +168,19 @@ def test_runs_in_the_case_studys_world_need_no_critic(tmp_path: Path) -> None:
     random = replace(benchmark.config, algo="random")
     random.save(tmp_path / "run" / CONFIG_FILE)
     (tmp_path / "run" / "poad").rename(tmp_path / "run" / "random")
-    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    page = write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept").read_text()
     assert page.count("<figure>") == 1 and "Credit inside" not in page
 
 
 def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no benchmark's folder"):
-        write_report([tmp_path], tmp_path / "page.html")
+        write_report([tmp_path], tmp_path / "page.html", tmp_path / "kept")
     with pytest.raises(ValueError, match="name the folders"):
-        write_report([], tmp_path / "page.html")
+        write_report([], tmp_path / "page.html", tmp_path / "kept")
     benchmark = write_run(tmp_path / "run")
     (benchmark.cells[-1].path / RESULT_FILE).unlink()
     with pytest.raises(ValueError, match=r"ntpo/seed-2 is not finished: make bench RESUME="):
-        write_report([tmp_path / "run"], tmp_path / "page.html")
+        write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
 
 
 PROBE = """
@@ -189,7 +213,7 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
         assert not os.environ.get("CI"), "CI needs Chromium"
         pytest.skip("there is no Chromium on this machine")
     write_run(tmp_path / "run", "DataSciCoding-balance-scale-v0", program="x = 1")
-    page = write_report([tmp_path / "run"], tmp_path / "page.html")
+    page = write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
     # A frame as wide as the screen would be, for a window may not be as narrow as a telephone.
     probed = tmp_path / "probed.html"
     probed.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
