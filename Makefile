@@ -78,6 +78,7 @@ throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.credit
 	$(BIN)/python -m benchmarks.throughput.scoring
 	$(BIN)/python -m benchmarks.throughput.sandbox
+	$(BIN)/python -m benchmarks.throughput.large
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -1,0 +1,237 @@
+"""A Llama of the paper's size, or a small one, in a few iterations: ``python -m benchmarks.throughput.large``.
+
+The weights are random, for speed and memory do not depend on them. POAD with the paper's settings is trained through
+the real loop, in a world of phrases and in one of programs, and beside it the same agent done naively: every candidate
+a row of its own with the whole prompt, logits everywhere, the critic's forward repeated in every epoch, equal
+observations computed again. Every way has a process of its own, so that its peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.utils.logging import disable_progress_bar
+
+import lang_envs
+import trainers
+from benchmarks.presets import preset_settings
+from benchmarks.throughput.scoring import naive_epoch, naive_log_probs, naive_values
+from trainers import Decision, Rollout
+from trainers.agents.common import Memory
+from trainers.agents.poad import POAD
+from trainers.language_model import EMBEDDED_FOLDER
+from trainers.policy import Assessment
+from trainers.prefix_tree import Question
+
+WORLDS = ("Overcooked-tomato-lettuce-salad-v0", "DataSciCoding-balance-scale-v0")
+SHAPES = {
+    "7b": LlamaConfig(),  # Llama 2's
+    "small": LlamaConfig(hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4),
+}
+_NUM_ENVS = 4
+_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+"""Multiplications and additions a second, dense bfloat16, as the makers say."""
+
+
+class Task(NamedTuple):
+    """One way to train in one world."""
+
+    world: str
+    naive: bool
+    quantize: str | None
+    model: Path
+    iterations: int
+    rollout_steps: int
+    max_action_tokens: int
+
+
+class Speed(NamedTuple):
+    """What it took: seconds of all iterations, tokens through the model (padding included), floating-point operations
+    of its layers, GiB."""
+
+    decisions: int
+    rollout: float
+    update: float
+    tokens: int
+    flops: float
+    memory: float
+
+
+class NaivePOAD(POAD):
+    """The same decisions and the same losses, as they are done without any of what makes them fast."""
+
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
+        questions = self._questions(observations, infos, greedy)
+        found = self._likelihoods(questions)
+        choices = [self._choose(assessment.action_log_probs, greedy) for assessment in found]
+        self._value(questions, choices, found)
+        return [
+            Decision("", question[1].candidates[choice], Memory(question, choice, assessment))
+            for question, choice, assessment in zip(questions, choices, found, strict=True)
+        ]
+
+    def _assess(self, questions: Sequence[Question]) -> list[Assessment]:
+        """What is asked here are values of what comes after a rollout."""
+        found = [self._blank(question) for question in questions]
+        self._value(questions, [0] * len(questions), found)
+        return found
+
+    def _blank(self, question: Question) -> Assessment:
+        tree = question[1]
+        nodes, device = len(tree.node_tokens), self.language_model.device
+        features = torch.zeros(nodes, self.language_model.hidden_size, device=device)
+        return Assessment(np.zeros(tree.mask.shape), np.zeros(len(tree.candidates)), features, np.zeros(nodes))
+
+    @torch.no_grad()
+    def _likelihoods(self, questions: Sequence[Question]) -> list[Assessment]:
+        rows = [(prompt, candidate) for prompt, tree in questions for candidate in tree.candidates]
+        log_probs = naive_log_probs(self, rows).double().cpu().numpy()
+        found, start = [], 0
+        for question in questions:
+            blank, tree = self._blank(question), question[1]
+            count, width = tree.mask.shape
+            own = log_probs[start : start + count, :width] * tree.mask
+            scores = own.sum(-1) / tree.mask.sum(-1)
+            found.append(Assessment(own, scores - np.logaddexp.reduce(scores), blank.features, blank.values))
+            start += count
+        return found
+
+    @torch.no_grad()
+    def _value(self, questions: Sequence[Question], choices: Sequence[int], found: Sequence[Assessment]) -> None:
+        """Write the critic's view of each token of some candidates."""
+        rows = [(prompt, tree.candidates[choice]) for (prompt, tree), choice in zip(questions, choices, strict=True)]
+        features = naive_values(self, rows)
+        values = self.policy.critic(features)[..., 0].double().cpu().numpy()
+        for i, ((_, tree), choice) in enumerate(zip(questions, choices, strict=True)):
+            length = len(tree.candidates[choice])
+            nodes = tree.path_nodes[choice, :length]
+            found[i].features[torch.from_numpy(nodes)] = features[i, :length]
+            found[i].values[nodes] = values[i, :length]
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        batch = self._batch(rollout)
+        losses = [naive_epoch(self, batch) for _ in range(self.settings.epochs)]
+        return {"policy_loss": float(torch.stack(losses).mean())}
+
+
+def make_model(shape: str, folder: Path) -> None:
+    """Write a folder with a model of random weights that speaks the embedded model's tokens."""
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((EMBEDDED_FOLDER / file).read_bytes())
+
+
+def parameters_of_layers(config: LlamaConfig) -> int:
+    with torch.device("meta"):
+        layers = AutoModelForCausalLM.from_config(config).model.layers
+    return sum(weight.numel() for weight in layers.parameters())
+
+
+def measure(task: Task) -> Speed:
+    """Train for some iterations, in a process that does nothing else."""
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    settings = preset_settings("paper", task.world, "poad")
+    envs = lang_envs.make_vec(task.world, _NUM_ENVS, tokenizer=str(task.model))
+    agent = (NaivePOAD if task.naive else POAD)(
+        envs,
+        model=str(task.model),
+        quantize=task.quantize,
+        max_action_tokens=task.max_action_tokens,
+        **settings,
+    )
+    model = agent.language_model.model
+    layers = parameters_of_layers(model.config)
+    tokens, flops = 0, 0.0
+
+    def count(module: Any, arguments: Any, options: dict[str, Any]) -> None:
+        nonlocal tokens, flops
+        ids = options["input_ids"] if "input_ids" in options else arguments[0]
+        tokens += ids.numel()
+        # Of a frozen layer the backward pass makes the gradient of its input alone: as much as the forward pass.
+        flops += ids.numel() * layers * (4 if torch.is_grad_enabled() else 2)
+
+    model.get_base_model().get_decoder().register_forward_pre_hook(count, with_kwargs=True)
+    on_gpu = torch.cuda.is_available()
+    trainers.train(agent, envs, _NUM_ENVS, rollout_steps=1)  # what is only done once
+    tokens, flops = 0, 0.0
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    decisions = task.iterations * _NUM_ENVS * task.rollout_steps
+    lines = trainers.train(agent, envs, decisions, rollout_steps=task.rollout_steps)
+    envs.close()
+    memory = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    rollout, update = (sum(line["timing"][name] for line in lines) for name in ("rollout_seconds", "learn_seconds"))
+    return Speed(decisions, rollout, update, tokens, flops, memory / 1024**3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--rollout-steps", type=int, default=32, help=f"in each of {_NUM_ENVS} environments")
+    parser.add_argument("--max-action-tokens", type=int, default=64, help="of a program")
+    parser.add_argument("--quantize", nargs="*", default=["none", "4bit"], choices=["none", "4bit", "8bit"])
+    parser.add_argument("--worlds", nargs="*", default=WORLDS)
+    options = parser.parse_args()
+    disable_progress_bar()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "one CPU core"
+    peak = next((value for name, value in _PEAKS.items() if name in device), None)
+    print(
+        f"{options.shape} ({parameters_of_layers(SHAPES[options.shape]):,} parameters in layers) on {device}: "
+        f"{options.iterations} iterations of {_NUM_ENVS * options.rollout_steps} decisions"
+    )
+    print(
+        f"{'world':35} {'base':5} {'way':7} {'decisions/s':>11} {'rollout s':>9} {'update s':>9} {'tokens/s':>9}",
+        end="",
+    )
+    print(f" {'MFU':>6} {'GiB':>6} {'':>7}")
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        make_model(options.shape, model)
+        for world in options.worlds:
+            for quantize in options.quantize:
+                speeds = []
+                for naive in (True, False):
+                    task = Task(
+                        world,
+                        naive,
+                        None if quantize == "none" else quantize,
+                        model,
+                        options.iterations,
+                        options.rollout_steps,
+                        options.max_action_tokens,
+                    )
+                    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+                        speeds.append(alone.submit(measure, task).result())
+                    _show(task, speeds, peak)
+
+
+def _show(task: Task, speeds: Sequence[Speed], peak: float | None) -> None:
+    now = speeds[-1]
+    seconds = now.rollout + now.update
+    base = task.quantize or ("f32" if peak is None else "bf16")
+    ratio = "" if task.naive else f"{(speeds[0].rollout + speeds[0].update) / seconds:6.1f}x"
+    utilisation = "" if peak is None else f"{now.flops / seconds / peak:.1%}"
+    print(
+        f"{task.world:35} {base:5} "
+        f"{'naive' if task.naive else 'packed':7} {now.decisions / seconds:11.2f} {now.rollout:9.2f} {now.update:9.2f} "
+        f"{now.tokens / seconds:9,.0f} {utilisation:>6} {now.memory:6.2f} {ratio:>7}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
