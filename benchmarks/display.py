@@ -53,7 +53,8 @@ class Display:
                 numbers="waiting",
                 visible=self._few,
             )
-        self._started = self._last_line = time.monotonic()
+        self._started = self._last_time = time.monotonic()
+        self._shown: list[str] = []
         self._share_at_start: float | None = None
 
     def __enter__(self) -> Display:
@@ -82,7 +83,8 @@ class Display:
                 ended = "recent_return" in line
                 numbers = f"return {line['recent_return']:+.3f}  " if ended else "no episode ended yet  "
                 numbers += f"success {line['recent_success']:4.0%}  " if ended else ""
-                numbers += f"{line['timing']['steps_per_second']:4.0f} steps/s"
+                over = line["step"] >= cell.config.usual.steps
+                numbers += "evaluating" if over else f"{line['timing']['steps_per_second']:4.0f} steps/s"
             else:
                 numbers = (
                     f"return {result['sampled']['return']:+.3f}  success {result['sampled']['success']:4.0%}  done"
@@ -97,10 +99,13 @@ class Display:
             )
             plain.append(f"{cell.name}: {completed:,}/{total:,} steps, {numbers}")
         plain.append(self._overall())
-        due = time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES
+        due = time.monotonic() - self._last_time > _SECONDS_BETWEEN_LINES
         if due and not self._console.is_terminal:
-            self._last_line = time.monotonic()
-            self._console.print("\n".join(filter(None, plain)), highlight=False, markup=False)
+            self._last_time = time.monotonic()
+            new = [line for line in plain if line and line not in self._shown]
+            self._shown = plain
+            if new:
+                self._console.print("\n".join(new), highlight=False, markup=False, soft_wrap=True)
 
     def _overall(self) -> str:
         """How many of many runs are done, and how long the others will take at this pace."""

@@ -208,22 +208,24 @@ def distinct(benchmarks: dict[str, list[Benchmark]]) -> list[Cell]:
 
 
 def _show_plan(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], console: Console) -> None:
-    """What would be run: a line for each agent in each world."""
-    table = Table(title=f"in {config.folder}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("experiment", "world", "agent"):
-        table.add_column(column, overflow="fold")
-    for column in ("runs", "done", "decisions", "updates", "rates: actor, critic", *["GiB"] * (config.scale == "7b")):
-        table.add_column(column, justify="right", overflow="fold")
+    """What would be run: a table for each world, a line for each agent in it."""
+    large = config.scale == "7b"
     for name, found in benchmarks.items():
         for benchmark in found:
+            title = f"{name}: {benchmark.folder.name}, {benchmark.config.usual.steps:,} decisions a run"
+            console.print(title, style="bold", soft_wrap=True, highlight=False)
+            table = Table(box=SIMPLE_HEAD, pad_edge=False)
+            table.add_column("agent", overflow="fold")
+            for column in ("runs", "done", "updates", "lr: actor", "critic", *["GiB"] * large):
+                table.add_column(column, justify="right")
             for algo in benchmark.config.algos:
-                row = _plan_of(benchmark, algo, with_memory=config.scale == "7b")
-                table.add_row(name, benchmark.folder.name, escape(algo), *row)
+                table.add_row(escape(algo), *_plan_of(benchmark, algo, with_memory=large))
+            console.print(table)
     cells = distinct(benchmarks)
-    console.print(table)
     console.print(
-        f"{len(cells)} distinct runs, {sum(cell.finished for cell in cells)} of them done."
-        + " GiB: an estimate by the model's shape, of base, adapter, activations and logits." * (config.scale == "7b")
+        f"{len(cells)} distinct runs, {sum(cell.finished for cell in cells)} of them done, in {config.folder}."
+        + " GiB: an estimate by the model's shape, of base, adapter, activations and logits." * large,
+        soft_wrap=True,
     )
 
 
@@ -237,8 +239,8 @@ def _plan_of(benchmark: Benchmark, algo: str, *, with_memory: bool) -> tuple[str
     return (
         str(len(cells)),
         str(sum(cell.finished for cell in cells)),
-        f"{usual.steps:,}",
         f"{updates:,}",
-        f"{settings.actor_lr:g}, {settings.critic_lr:g}",
+        f"{settings.actor_lr:g}",
+        f"{settings.critic_lr:g}",
         *([f"{footprint(model, settings).total:.0f}"] if with_memory else []),
     )

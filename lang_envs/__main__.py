@@ -38,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Show every world. A return is discounted as the world's published returns are.",
     )
     one_world = argparse.ArgumentParser(add_help=False)
-    one_world.add_argument("id", help="a world's id, as `list` shows it, for example Overcooked-tomato-salad-v0")
+    one_world.add_argument(
+        "id",
+        help="a world's id, as `list` shows it, for example Overcooked-tomato-salad-v0, or module:ID of one that a "
+        "module registers",
+    )
     one_world.add_argument(
         "--set",
         metavar="NAME=VALUE",
@@ -101,25 +105,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if well else 1
     chosen = player if options.command == "play" else solver
     name = options.id.removeprefix("lang_envs:")
-    if name not in KNOWN:
+    if name not in KNOWN and ":" not in name:
         chosen.error(_unknown(name))
     try:
         given = dict(map(named_value, options.set))
     except ValueError as error:
         chosen.error(f"--set {error}")
-    world_class: Any = load_env_creator(KNOWN[name].entry_point)
-    takes = [argument for argument in inspect.signature(world_class).parameters if argument != "render_mode"]
-    if strange := [argument for argument in given if argument not in takes]:
-        chosen.error(f"--set {strange[0]}: {name} takes {', '.join(takes)}")
-    if options.command == "play":
-        if options.seed is not None and options.seed < 0:
-            player.error(f"--seed {options.seed} is negative")
-        shown = options.render == "ansi" and "ansi" in world_class.metadata["render_modes"]
-        given["render_mode"] = "ansi" if shown else None
+    if name in KNOWN:
+        world_class: Any = load_env_creator(KNOWN[name].entry_point)
+        takes = [argument for argument in inspect.signature(world_class).parameters if argument != "render_mode"]
+        if strange := [argument for argument in given if argument not in takes]:
+            chosen.error(f"--set {strange[0]}: {name} takes {', '.join(takes)}")
+        given["interface"] = "text"
+        if options.command == "play" and options.render == "ansi" and "ansi" in world_class.metadata["render_modes"]:
+            given["render_mode"] = "ansi"
+    if options.command == "play" and options.seed is not None and options.seed < 0:
+        player.error(f"--seed {options.seed} is negative")
     try:
-        env = gym.make(name, interface="text", **given)
-    except (ValueError, TypeError, OSError, SandboxError) as error:  # what is given with --set may not fit
-        chosen.error(str(error))
+        env = gym.make(name, **given)
+    except (ImportError, gym.error.Error, ValueError, TypeError, OSError, SandboxError) as error:
+        chosen.error(str(error))  # what is given with --set may not fit
+    if name not in KNOWN:
+        env = env.unwrapped  # the text world below its tokens
+        if not isinstance(env, LanguageEnv):
+            chosen.error(f"{name} is a {type(env).__name__}, and this is for worlds that are a lang_envs.LanguageEnv")
     if options.command == "play":
         play(env, options.seed)
         return 0
@@ -292,12 +301,12 @@ def _show(env: gym.Env[str, str], text: str) -> None:
 def _ask(phrases: Sequence[str] | None) -> str | None:
     """What the person wants to do: one of the phrases, any text where there are none to choose from, None to quit."""
     if phrases is None:
-        print("\nWrite anything; an empty line ends it, q quits.")
+        print("\nWrite anything, of as many lines as you like; a line with nothing but a dot ends it, q quits.")
         lines: list[str] = []
-        while (line := input("> ")) or not lines:
+        while (line := input("> ")) != "." or not lines:
             if line.strip() == "q" and not lines:
                 return None
-            if line:
+            if line != ".":
                 lines.append(line)
         return "\n".join(lines)
     print()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import tempfile
 from pathlib import Path
@@ -38,6 +39,10 @@ def check_agent(agent: Any, env: gym.Env, *, steps: int = 8) -> None:
     observation, info = env.reset(seed=0)
     batch = np.stack([observation, observation])
     before, info_before = batch.copy(), dict(info)
+    try:
+        inspect.signature(agent.act).bind(batch, [info, info], greedy=False)
+    except TypeError as error:
+        raise AssertionError(f"act takes (observations, infos, *, greedy=False): {error}") from None
     decisions = agent.act(batch, [info, info])
     assert isinstance(decisions, list), f"act returns a list of decisions, not {type(decisions).__name__}"
     assert len(decisions) == 2, f"act was shown 2 observations and made {len(decisions)} decisions"

@@ -112,7 +112,7 @@ class DataSciCodingEnv(LanguageEnv):
 
     def __init__(
         self,
-        dataset: str | Dataset,
+        dataset: str | Dataset | None = None,
         *,
         max_programs: int = 5,
         seconds: float = 30.0,
@@ -124,6 +124,11 @@ class DataSciCodingEnv(LanguageEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(max_text_length=_MAX_TEXT, max_action_length=_MAX_TEXT, render_mode=render_mode)
+        if dataset is None:
+            raise ValueError(
+                "dataset: none was given; give a Dataset, a name that `python -m lang_envs datasets` shows, openml:ID, "
+                "kaggle:owner/name or csv:path?target=column (on the command line --set dataset=...)"
+            )
         if prompt_style is not None and prompt_style not in STYLES:
             raise ValueError(f"prompt_style={prompt_style!r} is not one of {STYLES} or None")
         if isinstance(max_programs, bool) or not isinstance(max_programs, int) or max_programs < 1:

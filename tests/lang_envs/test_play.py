@@ -98,12 +98,59 @@ def test_numbers_count_what_is_available_now(capsys, answer, door: LanguageEnv) 
     assert "Success. 2 primitive steps; return 0.5000 (discounted by 0.5 a step), at best 0.5000." in shown
 
 
-def test_world_of_free_text_takes_lines_up_to_an_empty_one(capsys, answer, diary: LanguageEnv) -> None:
-    answer(["", "Monday:", "q is a letter", "", "the end", ""])
+def test_world_of_free_text_takes_lines_up_to_a_dot(capsys, answer, diary: LanguageEnv) -> None:
+    answer([".", "Monday:", "", "q is a letter", ".", "the end", "."])
     play(diary, seed=1)
     shown = capsys.readouterr().out
-    assert "Monday:\nq is a letter " in shown
+    assert "Monday:\n\nq is a letter " in shown
     assert "Success. 2 primitive steps; return 2.0000 (discounted by 1.0 a step).\n" in shown
+
+
+OF_ONES_OWN = """
+import gymnasium as gym
+from lang_envs import LanguageEnv, TokenEnv, Transition
+
+class Doors(LanguageEnv):
+    action_names = ("open the left door", "open the right door")
+    discount = 0.9
+    optimal_return = 1.0
+    text_parts = (("The sign points left.", "The sign points right."),)
+    _state_fields = ("side",)
+
+    def __init__(self, **options):
+        super().__init__(max_text_length=40, **options)
+
+    def _start(self, options):
+        self.side = int(self.np_random.integers(2))
+
+    def _advance(self, action):
+        return Transition(float(action == self.side), True, False, {"success": action == self.side})
+
+    def _narrate(self):
+        return self.text_parts[0][self.side]
+
+gym.register("Doors-v0", entry_point=lambda tokenizer="embedded", **options: TokenEnv(Doors(**options), tokenizer))
+gym.register("Numbers-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv")
+"""
+
+
+def test_a_world_of_ones_own_is_played(tmp_path: Path) -> None:
+    (tmp_path / "my_doors.py").write_text(OF_ONES_OWN)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "lang_envs", "play", *arguments]
+        return subprocess.run(command, cwd=tmp_path, input="1\n2\n", capture_output=True, text=True)
+
+    played = run("my_doors:Doors-v0", "--seed", "0")
+    assert "  1  open the left door" in played.stdout
+    assert "uccess. 1 primitive steps; return" in played.stdout, played.stderr
+    for name, message in (
+        ("my_doors:Dors-v0", "Did you mean"),
+        ("nowhere:Doors-v0", "nowhere"),
+        ("my_doors:Numbers-v0", "is a CartPoleEnv, and this is for worlds that are a lang_envs.LanguageEnv"),
+    ):
+        refused = run(name)
+        assert refused.returncode == 2 and message in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_unknown_id_names_the_nearest_and_the_known_ones() -> None:
@@ -132,6 +179,7 @@ def test_unknown_id_names_the_nearest_and_the_known_ones() -> None:
         ["play", TOMATO, "--set", "entry_point=os:system"],
         ["play", "VirtualHome-cheese-v0", "--set", "render_mode=oil"],
         ["play", "VirtualHome-v0"],
+        ["play", "DataSciCoding-v0"],
         ["solve"],
         ["solve", "VirtualHome-v0", "--set", "task=nothing"],
         ["solve", "VirtualHome-v0", "--set", "task=nowhere.yaml"],

@@ -390,6 +390,16 @@ def test_check_agent_finds_what_is_wrong(spoil: Callable[[Any], Any], message: s
         check_agent(Spoilt(env), env)
 
 
+def test_check_agent_names_a_signature_that_is_another() -> None:
+    class Narrow(ReadmeAgent):
+        def act(self, observation: Any) -> Any:  # type: ignore[override]
+            return []
+
+    env = gym.make(WORLD)
+    with pytest.raises(AssertionError, match=r"act takes .* too many positional arguments"):
+        check_agent(Narrow(env), env)
+
+
 def test_check_agent_finds_an_agent_that_forgets_what_it_learnt(make_envs: Envs) -> None:
     class Forgetful(ReadmeAgent):
         favourite = 0
