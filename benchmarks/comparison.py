@@ -33,7 +33,8 @@ class Runs:
     """What the finished runs of one agent came to, a value for each seed.
 
     ``steps`` counts decisions until the mean return of the last 20 training episodes first reaches 90 % of the optimum;
-    a run that never does counts with all its decisions.
+    a run that never does counts with all its decisions. ``fell`` counts the runs that were below half of the optimum
+    at any time after that.
     """
 
     returns: list[float]
@@ -41,6 +42,7 @@ class Runs:
     success: list[float]
     steps: list[float]
     never: int
+    fell: int
     kl: list[float]
     skipped: list[float]
 
@@ -84,9 +86,16 @@ def runs_of(benchmark: Benchmark, algo: str) -> Runs:
         success=[result["sampled"]["success"] for result in results],
         steps=[curve[-1]["step"] if at is None else at for at, curve in zip(reached, curves, strict=True)],
         never=reached.count(None),
+        fell=sum(_fell(curve, at, optimum) for curve, at in zip(curves, reached, strict=True)),
         kl=[_mean_of(curve, "approximate_kl") for curve in curves],
         skipped=[_mean_of(curve, "skipped_actor_steps") for curve in curves],
     )
+
+
+def _fell(curve: list[dict[str, float]], reached: int | None, optimum: float | None) -> bool:
+    if reached is None or optimum is None:
+        return False
+    return any(line["recent_return"] < optimum / 2 for line in curve if line["step"] > reached)
 
 
 def _mean_of(curve: list[dict[str, float]], measure: str) -> float:
@@ -112,6 +121,7 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         row["success"] = shown(mean([own.success]), "{:.0%}")
         if optimum:
             row["decisions to 90 %"] = _steps(own)
+            row["fell back"] = f"{own.fell} of {len(own.steps)}"
         row["approximate KL"] = shown(mean([own.kl]), "{:.4f}")
         row["skipped steps"] = shown(mean([own.skipped]), "{:.0%}")
         rows.append(row)
@@ -129,7 +139,8 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         f"{benchmark.config.eval_episodes} episodes after training, actions sampled (greedy: the most probable). "
         f"Decisions to 90 %: until the mean return of 20 training episodes reaches {NEAR_OPTIMUM:.0%} of the optimum"
         + (f" ({optimum:.4f})" if optimum else "")
-        + "; a run that never does counts with all its decisions. Skipped: steps of the adapter that the KL threshold "
+        + "; a run that never does counts with all its decisions. Fell back: was below half of the optimum at any time "
+        "after that. Skipped: steps of the adapter that the KL threshold "
         "forbade."
     )
     numbers = {algo: vars(own) for algo, own in runs.items()}

@@ -52,6 +52,9 @@ def _with(settings: str, algos: Sequence[str]) -> tuple[str, ...]:
 _RATES = ("actor_lr=0.0001", "actor_lr=0.001")  # beside 0.0003, the one that was chosen
 _SEARCHED = (*FAMILY, *(algo for rate in _RATES for algo in _with(rate, FAMILY)))
 _WHOLE = tuple(algo for rate in _RATES for algo in _with(f"behaviour=candidates,{rate}", TOKEN_LEVEL))
+_UNDISCOUNTED = tuple(
+    algo for ends in ("", ",truncation_is_termination=True") for algo in _with(f"gamma=1.0{ends}", ("poad", "twosome"))
+)
 _NO_BONUS, _PAPERS_BONUS = _with("entropy_coefficient=0.0", FAMILY), _with("entropy_level=token", TOKEN_LEVEL)
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -94,7 +97,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "that have none inside?",
         "What it cannot show: what the discount does to longer actions than these, of four to seven tokens; the next "
         "experiment asks that.",
-        (Panel(FOOD, (*DISCOUNTS.values(), *_with("gamma=1.0", ("poad", "twosome")))),),
+        (Panel(FOOD, (*DISCOUNTS.values(), *_UNDISCOUNTED)),),
     ),
     "length": Experiment(
         "What the discount costs, by the length of actions",

@@ -77,9 +77,20 @@ def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
     assert poad["return"].startswith("0.800 [")
     assert poad["of optimum"].startswith(f"{0.8 / optimum:.1%} [")
     assert poad["decisions to 90 %"].endswith("], 2 of 3 never")
+    assert (poad["fell back"], ntpo["fell back"]) == ("0 of 3", "0 of 3")
     assert ntpo["skipped steps"] == "25% [25%, 25%]"
     # of the nine pairs POAD is above in all but 0.7 against 0.75
     assert verdict.startswith("Of pairs of runs (n = 3 each) poad ends above ntpo in 89% [")
+
+
+def test_a_run_that_forgets_what_it_knew_is_counted(tmp_path: Path) -> None:
+    benchmark = write_run(tmp_path / "run")
+    curve = benchmark.of("poad")[0].path / "metrics.jsonl"
+    *before, last = map(json.loads, curve.read_text().splitlines())
+    assert (runs_of(benchmark, "poad").never, runs_of(benchmark, "poad").fell) == (2, 0)
+    last["recent_return"] = 0.46
+    curve.write_text("".join(json.dumps(line) + "\n" for line in (*before, last)))
+    assert (runs_of(benchmark, "poad").never, runs_of(benchmark, "poad").fell) == (2, 1)
 
 
 def test_one_page_holds_every_run_its_best_programs_and_how_it_was_made(tmp_path: Path) -> None:
