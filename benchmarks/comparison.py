@@ -103,11 +103,11 @@ def _mean_of(curve: list[dict[str, float]], measure: str) -> float:
 
 
 def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
-    """A row for each agent, and a sentence for each after the first: whether the runs tell the two apart."""
+    """A row for each agent, and sentences that say which of them the runs tell apart from the first."""
     algos, optimum = benchmark.config.algos, optimum_of(benchmark)
     runs = {algo: runs_of(benchmark, algo) for algo in algos}
     first = runs[algos[0]]
-    rows, sentences = [], []
+    rows, better = [], {}
     for algo, own in runs.items():
         row = {
             "agent": algo,
@@ -125,9 +125,10 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         row["approximate KL"] = shown(mean([own.kl]), "{:.4f}")
         row["skipped steps"] = shown(mean([own.skipped]), "{:.0%}")
         rows.append(row)
+        row[f"{algos[0]} above it"] = ""
         if algo != algos[0]:
-            better = probability_of_improvement([first.returns], [own.returns])
-            sentences.append(_verdict(algos[0], algo, better, len(first.returns)))
+            better[algo] = probability_of_improvement([first.returns], [own.returns])
+            row[f"{algos[0]} above it"] = shown(better[algo], "{:.0%}")
     cells = [tuple(row.values()) for row in rows]
     if (chance := random_returns(benchmark)) is not None:
         known = {"agent": "random policy", "n": f"{len(chance)} episodes", "return": shown(mean([chance]))}
@@ -141,10 +142,12 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         + (f" ({optimum:.4f})" if optimum else "")
         + "; a run that never does counts with all its decisions. Fell back: was below half of the optimum at any time "
         "after that. Skipped: steps of the adapter that the KL threshold "
-        "forbade."
+        f"forbade. {algos[0]} above it: in so many of the pairs of runs; 50% says nothing."
     )
     numbers = {algo: vars(own) for algo, own in runs.items()}
-    return Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers}), sentences
+    return Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers}), _verdicts(
+        algos[0], better
+    )
 
 
 def shown(found: Interval, form: str = "{:.3f}") -> str:
@@ -159,12 +162,18 @@ def _steps(own: Runs) -> str:
     return shown(mean([own.steps]), "{:,.0f}") + never
 
 
-def _verdict(ours: str, theirs: str, found: Interval, runs: int) -> str:
-    share = f"{found.value:.0%} [{found.low:.0%}, {found.high:.0%}]"
-    chance = f"Of pairs of runs (n = {runs} each) {ours} ends above {theirs} in {share}"
-    if found.low <= 0.5 <= found.high:
-        return f"{chance}: these runs do not tell the two apart."
-    return f"{chance}: {'more' if found.low > 0.5 else 'less'} often than chance would have it."
+def _verdicts(ours: str, better: dict[str, Interval]) -> list[str]:
+    above = [algo for algo, found in better.items() if found.low > 0.5]
+    below = [algo for algo, found in better.items() if found.high < 0.5]
+    same = [algo for algo in better if algo not in (*above, *below)]
+    found = []
+    if above:
+        found.append(f"{ours} ends above {', '.join(above)} more often than chance would have it.")
+    if below:
+        found.append(f"{ours} ends below {', '.join(below)} more often than chance would have it.")
+    if same:
+        found.append(f"These runs do not tell {ours} apart from {', '.join(same)}.")
+    return found
 
 
 def compare_over(benchmarks: Sequence[Benchmark]) -> Table:

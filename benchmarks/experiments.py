@@ -80,7 +80,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Is it credit that makes the difference, or the bonus? One on the entropy of tokens moves a policy before it "
         "has met any reward, and TWOSOME has none of that kind.",
         "What it cannot show: which bonus is best, for its weight is the same everywhere.",
-        tuple(Panel(env, (*_NO_BONUS, *_PAPERS_BONUS, "twosome")) for env in (SALAD, FOOD)),
+        tuple(Panel(env, (*FAMILY, *_NO_BONUS, *_PAPERS_BONUS)) for env in (SALAD, FOOD)),
         scales=("embedded",),
     ),
     "programs": Experiment(
