@@ -181,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--iterations", type=int, default=3)
-    parser.add_argument("--rollout-steps", type=int, default=32, help=f"in each of {_NUM_ENVS} environments")
+    parser.add_argument("--rollout-steps", type=int, default=8, help=f"in each of {_NUM_ENVS} environments")
     parser.add_argument("--max-action-tokens", type=int, default=64, help="of a program")
     parser.add_argument("--quantize", nargs="*", default=["none", "4bit"], choices=["none", "4bit", "8bit"])
     parser.add_argument("--worlds", nargs="*", default=WORLDS)
