@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +27,12 @@ from trainers.agents.random import RandomAgent
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+
+_FEW = 4
+"""Agents whose single runs can be told apart in one picture."""
+_ENOUGH = 5
+"""Runs of each agent: of fewer, intervals by bootstrap are too narrow to be believed."""
+_TOO_FEW = "n = {} runs of each agent are too few to say who is better."
 
 
 @dataclass(frozen=True)
@@ -145,9 +152,8 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         f"forbade. {algos[0]} above it: in so many of the pairs of runs; 50% says nothing."
     )
     numbers = {algo: vars(own) for algo, own in runs.items()}
-    return Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers}), _verdicts(
-        algos[0], better
-    )
+    verdicts = _verdicts(algos[0], better) if len(first.returns) >= _ENOUGH else [_TOO_FEW.format(len(first.returns))]
+    return Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers}), verdicts
 
 
 def shown(found: Interval, form: str = "{:.3f}") -> str:
@@ -206,7 +212,7 @@ def _shares(benchmarks: Sequence[Benchmark], algo: str) -> list[np.ndarray]:
 
 
 def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
-    """Learning curves, a panel for each world."""
+    """Learning curves, a panel for each world; of few agents every run."""
     columns = min(2, len(benchmarks))
     rows = -(-len(benchmarks) // columns)
     figure, panels = plt.subplots(
@@ -214,15 +220,18 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
     )
     for axes, benchmark in zip(panels.flat, benchmarks, strict=False):
         algos, optimum = benchmark.config.algos, optimum_of(benchmark)
-        for algo, colour in zip(algos, COLOURS * len(algos), strict=False):
-            draw_seeds(axes, algo, benchmark.of(algo), "recent_return", colour)
+        styles = itertools.cycle((colour, style) for style in ("-", "--", ":") for colour in COLOURS)
+        for algo, (colour, style) in zip(algos, styles, strict=False):
+            singly = len(algos) <= _FEW
+            draw_seeds(axes, algo, benchmark.of(algo), "recent_return", colour, style, singly=singly)
         if optimum is not None:
             axes.axhline(optimum, color="black", linestyle="--", linewidth=1)
         if (chance := random_returns(benchmark)) is not None:
             axes.axhline(chance.mean(), color="grey", linestyle=":", linewidth=1.4)
         axes.set_title(benchmark.title, fontsize="medium")
         axes.grid(alpha=0.25)
-        axes.legend(fontsize="x-small")
+        if axes.get_legend_handles_labels()[0]:  # of runs in which 20 episodes ended
+            axes.legend(fontsize="x-small")
     for axes in panels[-1]:
         axes.set_xlabel("decisions")
     figure.supylabel("discounted return (mean of last 20 episodes)", fontsize="medium")

@@ -171,8 +171,8 @@ def _of_paper(asked: Asked) -> list[Section]:
 def _comparison(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
     compared = [compare(benchmark) for benchmark in benchmarks]
     picture = _picture(
-        "Learning curves: a line for each run, a thick one for their mean, a band for its 95 % interval; dashed: the "
-        "optimum; dotted: a random policy.",
+        "Learning curves: a thick line for the mean of each agent's runs, a band for its 95 % interval; of few agents "
+        "a thin line for each run. Black: the optimum; grey: a random policy.",
         lambda path: draw_comparisons(benchmarks, path),
     )
     paragraphs = [

@@ -213,18 +213,20 @@ def draw_curves(benchmark: Benchmark, summary: Summary, path: Path) -> Path:
     return path
 
 
-def draw_seeds(axes: Axes, algo: str, cells: list[Cell], measure: str, colour: str) -> None:
-    """What the metrics of an agent's runs say of one measure: a line for each seed, a thick one for their mean, and a
-    band for its 95 % interval."""
+def draw_seeds(
+    axes: Axes, algo: str, cells: list[Cell], measure: str, colour: str, style: str = "-", *, singly: bool = True
+) -> None:
+    """What the metrics of an agent's runs say of one measure: a thick line for their mean, a band for its 95 % interval
+    and, drawn ``singly`` too, a line for each seed."""
     lines = [whole(read_metrics(cell), measure) for cell in cells]
     curves = [([line["step"] for line in own], [line[measure] for line in own]) for own in lines if own]
     if not curves:
         return
     grid = np.linspace(max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves), 200)
     resampled = np.stack([np.interp(grid, *curve) for curve in curves])
-    for curve in curves:
+    for curve in curves if singly else []:
         axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8, marker="o" if len(curve[0]) == 1 else None)
     if len(curves) > 1:
         axes.fill_between(grid, *interval_of_means(resampled), color=colour, alpha=0.15, linewidth=0)
     label = f"{algo.rpartition(':')[2]} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
-    axes.plot(grid, resampled.mean(0), color=colour, linewidth=2.2, label=label)
+    axes.plot(grid, resampled.mean(0), color=colour, linestyle=style, linewidth=2.2, label=label)

@@ -70,6 +70,7 @@ def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
         assert runs.never == 3 - reached
         assert runs.steps == [100 if end >= 0.9 * optimum else 200 for end in RETURNS[algo]]
     table, (verdict,) = compare(benchmark)
+    assert verdict == "n = 3 runs of each agent are too few to say who is better."
     poad, ntpo, random = (dict(zip(table.header, row, strict=True)) for row in table.rows)
     assert (random["agent"], random["n"]) == ("random policy", "100 episodes")
     assert random["return"].startswith("-0.140 ["), "what the README's table says of it"
@@ -81,7 +82,16 @@ def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
     assert ntpo["skipped steps"] == "25% [25%, 25%]"
     # of the nine pairs POAD is above in all but 0.7 against 0.75
     assert ntpo["poad above it"].startswith("89% [") and poad["poad above it"] == ""
-    assert verdict == "poad ends above ntpo more often than chance would have it."
+
+
+def test_agents_are_told_apart_where_runs_suffice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {"poad": (0.9, 0.8, 0.7, 0.8, 0.8), "ntpo": (0.3, 0.2, 0.75, 0.1, 0.1), "random": (0.7, 0.8, 0.9, 0.8, 0.8)}
+    monkeypatch.setattr("test_html.RETURNS", ends)
+    _, verdicts = compare(write_run(tmp_path / "run", seeds=5))
+    assert verdicts == [
+        "poad ends above ntpo more often than chance would have it.",
+        "These runs do not tell poad apart from random.",
+    ]
 
 
 def test_a_run_that_forgets_what_it_knew_is_counted(tmp_path: Path) -> None:
