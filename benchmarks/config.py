@@ -237,8 +237,8 @@ def _check_world(env: str, options: dict[str, Any]) -> None:
     except ImportError as error:
         module = env.partition(":")[0]
         raise ValueError(
-            f"env={env!r}: the module {module!r} cannot be imported: {error.__cause__ or error} (one of your own is found "
-            "where PYTHONPATH names its folder: PYTHONPATH=. make bench ...)"
+            f"env={env!r}: the module {module!r} cannot be imported: {error.__cause__ or error} (one of your own is "
+            "found where PYTHONPATH names its folder: PYTHONPATH=. make bench ...)"
         ) from error
     except (gym.error.Error, TypeError, FileNotFoundError) as error:
         known = env in WORLDS or env in TEMPLATES
