@@ -19,7 +19,7 @@ import jinja2
 import numpy as np
 
 from benchmarks import credit_study, programs, transfer
-from benchmarks.cell import CONFIG_FILE, Benchmark
+from benchmarks.cell import CONFIG_FILE, Benchmark, Cell
 from benchmarks.comparison import (
     compare,
     compare_over,
@@ -94,9 +94,15 @@ class Section:
         if self.tables:
             numbers = [table.numbers for table in self.tables]
             write_atomically(folder / f"{self.name}.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-        lines = [{"agent": cell.algo, **cell.plan, **(cell.result or {})} for run in self.runs for cell in run.cells]
+        lines = [_line_of(cell) for run in self.runs for cell in run.cells]
         if lines:
-            write_atomically(folder / f"{self.name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+            write_atomically(folder / f"{self.name}.jsonl", "\n".join(lines) + "\n")
+
+
+def _line_of(cell: Cell) -> str:
+    """A run's settings and what it came to; models that were made for it are named within its folder."""
+    line = json.dumps({"agent": cell.algo, **cell.plan, **(cell.result or {})})
+    return line.replace(f'"{cell.folder.parent}/models/', '"models/')
 
 
 def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:

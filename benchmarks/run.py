@@ -222,15 +222,14 @@ def _default_workers(cells: Sequence[Cell]) -> int:
 
 def write_versions(folder: Path) -> None:
     """What a folder was made with, and by which command; of one that was gone on with, what went on last."""
-    write_atomically(folder / "versions.txt", "\n".join(versions()) + "\n")
+    command = f"command: {' '.join(['python -m benchmarks', *sys.argv[1:]])}"
+    write_atomically(folder / "versions.txt", "\n".join([command, *versions()]) + "\n")
 
 
 def versions() -> list[str]:
-    """Lines that say which command this is, of which versions."""
-    found = [
-        f"command: {' '.join(['python -m benchmarks', *sys.argv[1:]])}",
-        f"python {platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-    ]
+    """Lines that say what this is run with."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    found = [f"python {platform.python_version()} on {machine}"]
     describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     if shutil.which("git") and (said := subprocess.run(describe, capture_output=True, text=True)).returncode == 0:
         found.append(f"commit {said.stdout.strip()}")

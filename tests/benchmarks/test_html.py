@@ -162,6 +162,7 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
     folder.rename(moved)
     page = unescape(write_report([moved], tmp_path / "page.html", tmp_path / "kept").read_text())
     assert "another version" in (tmp_path / "kept" / "discount.md").read_text()
+    assert not [file for file in (tmp_path / "kept").glob("*.[jm]*") if str(tmp_path) in file.read_text()]
     for name in ("discount", "length"):
         assert EXPERIMENTS[name].question in page and EXPERIMENTS[name].limits in page
         assert f"python -m benchmarks paper --only {name}" in page
