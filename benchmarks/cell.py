@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ import torch
 import lang_envs
 import trainers
 from benchmarks.config import BenchmarkConfig, parse_variant, variant_folder
+from benchmarks.versions import VERSIONS_FILE, versions
 from lang_envs.files import read_json, write_atomically
 from trainers.agents import agent_class
 from trainers.agents.common import PPOAgent
+from trainers.agents.settings import resolve
 from trainers.checkpoint import LAST
+from trainers.language_model import EMBEDDED, EMBEDDED_FOLDER
 from trainers.loop import CHECKPOINTS_FOLDER
 
 CONFIG_FILE = "config.json"
@@ -79,16 +83,22 @@ class Cell:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """Whatever decides how this run goes."""
+        """Whatever decides how this run goes, wherever its folder is."""
         config, usual = self.config, self.config.usual
+        kind = agent_class(parse_variant(self.algo)[0])
+        options = config.agent_options(self.algo, self.seed)
+        model = options.pop("model", EMBEDDED)
+        if (settings_type := getattr(kind, "settings_type", None)) is not None:
+            options = asdict(resolve(settings_type, model, options))
         plan = {
             "env": config.env,
-            "env_options": config.env_options,
+            "env_options": config.world_options,
             "steps": usual.steps,
             "num_envs": usual.num_envs,
             "rollout_steps": usual.rollout_steps,
             "eval_episodes": config.eval_episodes,
-            **config.agent_options(self.algo, self.seed),
+            "model": _identity(model),
+            **options,
         }
         return json.loads(json.dumps(plan, default=str))
 
@@ -109,6 +119,13 @@ class Cell:
                 f"{self.path} was begun with {key}={begun.get(key)!r}, and {now.get(key)!r} is asked for: take another "
                 "folder, or delete that one"
             )
+
+    def add_versions(self) -> None:
+        """Note what this run is made with, from now on."""
+        file, own = self.path / VERSIONS_FILE, "\n".join(versions())
+        before = file.read_text().strip() if file.exists() else ""
+        if not before.endswith(own):
+            write_atomically(file, f"{before}\n\nthen:\n{own}\n" if before else f"{own}\n")
 
     def make_agent(self, envs: Any) -> Any:
         """The agent as it starts."""
@@ -208,6 +225,18 @@ class Benchmark:
         return [Cell(self.config, self.folder, algo, seed) for seed in seeds]
 
 
+@lru_cache(maxsize=16)
+def _identity(model: str) -> str:
+    """The name of a model; of one that lies in a folder, a hash of how its weights begin and how many they are."""
+    folder = EMBEDDED_FOLDER if model == EMBEDDED else Path(model)
+    digest = hashlib.sha256()
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(opened.read(1 << 20) + str(file.stat().st_size).encode())
+    return f"{model if model == EMBEDDED else folder.name} {digest.hexdigest()[:16]}" if files else model
+
+
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
     return lang_envs.make_vec(config.env, config.usual.num_envs, **config.env_options)
 
@@ -232,6 +261,7 @@ def _train(cell: Cell, envs: gym.vector.VectorEnv) -> None:
         shutil.rmtree(cell.path, ignore_errors=True)
         cell.path.mkdir(parents=True)
         write_atomically(cell.path / PLAN_FILE, json.dumps(cell.plan, indent=2) + "\n")
+    cell.add_versions()
     agent = cell.make_agent(envs)
     if not resume:
         write_atomically(cell.path / "agent.json", json.dumps(_describe(agent, cell), indent=2, default=str) + "\n")

@@ -18,6 +18,7 @@ from benchmarks.programs import wrote_programs
 from benchmarks.report import COLOURS, NEAR_OPTIMUM, Known, Table, draw_seeds, read_metrics, steps_to_near_optimum
 from benchmarks.statistics import (
     Interval,
+    differ,
     interquartile_mean,
     mean,
     performance_profile,
@@ -31,7 +32,9 @@ from matplotlib import pyplot as plt
 _FEW = 4
 """Agents whose single runs can be told apart in one picture."""
 _ENOUGH = 5
-"""Runs of each agent: of fewer, intervals by bootstrap are too narrow to be believed."""
+"""Runs of each agent: of fewer, no test can tell two agents apart."""
+_LEARNT = ("kl", "skipped")
+"""What only agents that learn by PPO have."""
 _TOO_FEW = "n = {} runs of each agent are too few to say who is better."
 
 
@@ -112,6 +115,7 @@ def _mean_of(curve: list[dict[str, float]], measure: str) -> float:
 def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
     """A row for each agent, and sentences that say which of them the runs tell apart from the first."""
     algos, optimum = benchmark.config.algos, optimum_of(benchmark)
+    enough = benchmark.config.seeds >= _ENOUGH
     runs = {algo: runs_of(benchmark, algo) for algo in algos}
     first = runs[algos[0]]
     rows, better = [], {}
@@ -132,10 +136,9 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         row["approximate KL"] = shown(mean([own.kl]), "{:.4f}")
         row["skipped steps"] = shown(mean([own.skipped]), "{:.0%}")
         rows.append(row)
-        row[f"{algos[0]} above it"] = ""
-        if algo != algos[0]:
+        if enough:
             better[algo] = probability_of_improvement([first.returns], [own.returns])
-            row[f"{algos[0]} above it"] = shown(better[algo], "{:.0%}")
+            row[f"{algos[0]} above it"] = "" if algo == algos[0] else shown(better[algo], "{:.0%}")
     cells = [tuple(row.values()) for row in rows]
     if (chance := random_returns(benchmark)) is not None:
         known = {"agent": "random policy", "n": f"{len(chance)} episodes", "return": shown(mean([chance]))}
@@ -149,10 +152,13 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         + (f" ({optimum:.4f})" if optimum else "")
         + "; a run that never does counts with all its decisions. Fell back: was below half of the optimum at any time "
         "after that. Skipped: steps of the adapter that the KL threshold "
-        f"forbade. {algos[0]} above it: in so many of the pairs of runs; 50% says nothing."
+        "forbade. KL is that of a token, of TWOSOME that of an action."
+        + f" {algos[0]} above it: in so many of the pairs of runs; 50% says nothing."
+        * enough
     )
-    numbers = {algo: vars(own) for algo, own in runs.items()}
-    verdicts = _verdicts(algos[0], better) if len(first.returns) >= _ENOUGH else [_TOO_FEW.format(len(first.returns))]
+    numbers = {algo: vars(own) | {name: _known(vars(own)[name]) for name in _LEARNT} for algo, own in runs.items()}
+    told = differ(first.returns, {algo: own.returns for algo, own in runs.items() if algo != algos[0]})
+    verdicts = _verdicts(algos[0], better, told) if enough else [_TOO_FEW.format(benchmark.config.seeds)]
     return Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers}), verdicts
 
 
@@ -168,15 +174,24 @@ def _steps(own: Runs) -> str:
     return shown(mean([own.steps]), "{:,.0f}") + never
 
 
-def _verdicts(ours: str, better: dict[str, Interval]) -> list[str]:
-    above = [algo for algo, found in better.items() if found.low > 0.5]
-    below = [algo for algo, found in better.items() if found.high < 0.5]
-    same = [algo for algo in better if algo not in (*above, *below)]
+def _known(values: list[float]) -> list[float | None]:
+    """As JSON has numbers that are not there."""
+    return [None if np.isnan(value) else value for value in values]
+
+
+def _verdicts(ours: str, better: dict[str, Interval], told: dict[str, bool]) -> list[str]:
+    above = [algo for algo, apart in told.items() if apart and better[algo].value > 0.5]
+    below = [algo for algo, apart in told.items() if apart and better[algo].value < 0.5]
+    same = [algo for algo in told if algo not in (*above, *below)]
     found = []
     if above:
-        found.append(f"{ours} ends above {', '.join(above)} more often than chance would have it.")
+        found.append(
+            f"{ours} ends above {', '.join(above)} more often than chance would have it (rank test, p < 0.05)."
+        )
     if below:
-        found.append(f"{ours} ends below {', '.join(below)} more often than chance would have it.")
+        found.append(
+            f"{ours} ends below {', '.join(below)} more often than chance would have it (rank test, p < 0.05)."
+        )
     if same:
         found.append(f"These runs do not tell {ours} apart from {', '.join(same)}.")
     return found

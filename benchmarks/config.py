@@ -165,7 +165,12 @@ class BenchmarkConfig:
     @property
     def env_options(self) -> dict[str, Any]:
         """What the world that is trained in is made with."""
-        return self.tokenizer_options | dict(map(named_value, self.env_set))
+        return self.tokenizer_options | self.world_options
+
+    @property
+    def world_options(self) -> dict[str, Any]:
+        """The same without the tokenizer."""
+        return dict(map(named_value, self.env_set))
 
     def save(self, path: Path) -> None:
         write_atomically(path, json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n")

@@ -111,14 +111,14 @@ class Display:
         """How many of many runs are done, and how long the others will take at this pace."""
         if self._few:
             return ""
-        share = sum(self._shares.values())
+        share, done = sum(self._shares.values()), sum(share == 1 for share in self._shares.values())
         if self._share_at_start is None:
             self._share_at_start = share
         gained, left = share - self._share_at_start, len(self._tasks) - share
         seconds = (time.monotonic() - self._started) * left / gained if gained > 0 else None
         estimate = "" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
-        self._progress.update(self._all, completed=int(share), numbers=estimate)
-        return f"{int(share)} of {len(self._tasks)} runs done {estimate}"
+        self._progress.update(self._all, completed=done, numbers=estimate)
+        return f"{done} of {len(self._tasks)} runs done {estimate}"
 
 
 def _last_metrics(path: Path) -> dict[str, Any] | None:

@@ -51,10 +51,10 @@ def _with(settings: str, algos: Sequence[str]) -> tuple[str, ...]:
 
 _RATES = ("actor_lr=0.0001", "actor_lr=0.001")  # beside 0.0003, the one that was chosen
 _SEARCHED = (*FAMILY, *(algo for rate in _RATES for algo in _with(rate, FAMILY)))
-_WHOLE = tuple(algo for rate in _RATES for algo in _with(f"behaviour=candidates,{rate}", TOKEN_LEVEL))
-_UNDISCOUNTED = tuple(
-    algo for ends in ("", ",truncation_is_termination=True") for algo in _with(f"gamma=1.0{ends}", ("poad", "twosome"))
-)
+_WHOLE = _with("behaviour=candidates", TOKEN_LEVEL)
+_SEARCHED_WHOLE = (*_WHOLE, *(algo for rate in _RATES for algo in _with(f"behaviour=candidates,{rate}", TOKEN_LEVEL)))
+_UNDISCOUNTED = _with("gamma=1.0", ("poad", "twosome"))
+_ENDING = _with("gamma=1.0,truncation_is_termination=True", ("poad", "twosome"))
 _NO_BONUS, _PAPERS_BONUS = _with("entropy_coefficient=0.0", FAMILY), _with("entropy_level=token", TOKEN_LEVEL)
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -63,7 +63,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Which learning rate suits which agent? The same three for each, on seeds that no other experiment uses.",
         "What it cannot show: the best settings of any agent, for the other settings were found by hand, mostly with "
         "POAD, before this search.",
-        (Panel(SALAD, (*_SEARCHED, *_WHOLE)), Panel(FOOD, _SEARCHED)),
+        (Panel(SALAD, (*_SEARCHED, *_SEARCHED_WHOLE)), Panel(FOOD, _SEARCHED)),
         seeds=3,
         first_seed=100,
         scales=("embedded",),
@@ -72,14 +72,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Learning curves (figure 3)",
         "Do agents with credit for each token learn faster, and end better, than one with credit for each action?",
         "What it cannot show: how large models do. This one has read random play of these very worlds, and most of its "
-        "actions are two to seven tokens long, so that there is little to decompose.",
+        "actions are two to seven tokens long, so that there is little to decompose. TWOSOME differs in more than its "
+        "credit: it samples whole candidates, which another experiment takes apart, and an entropy bonus weighs as "
+        "many times less for it as an action has tokens, for losses are means over tokens or actions. How many "
+        "environments the household takes was chosen on seed 0 too.",
         tuple(Panel(env) for env in (SALAD, LARGE_SALAD, FOOD, ENTERTAINMENT)),
     ),
     "entropy": Experiment(
         "The same without an entropy bonus, and with the paper's",
         "Is it credit that makes the difference, or the bonus? One on the entropy of tokens moves a policy before it "
         "has met any reward, and TWOSOME has none of that kind.",
-        "What it cannot show: which bonus is best, for its weight is the same everywhere.",
+        "What it cannot show: which bonus is best. Its coefficient is the same everywhere, but losses are means over "
+        "tokens or, for TWOSOME, actions: it weighs as many times more for POAD and NTPO as an action has tokens.",
         tuple(Panel(env, (*FAMILY, *_NO_BONUS, *_PAPERS_BONUS)) for env in (SALAD, FOOD)),
         scales=("embedded",),
     ),
@@ -93,27 +97,36 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "discount": Experiment(
         "The discount inside an action (figure 5)",
-        "How much of a discount inside an action can learning bear, and does the one between actions matter to agents "
-        "that have none inside?",
+        "How much of a discount inside an action can learning bear?",
         "What it cannot show: what the discount does to longer actions than these, of four to seven tokens; the next "
         "experiment asks that.",
-        (Panel(FOOD, (*DISCOUNTS.values(), *_UNDISCOUNTED)),),
+        (Panel(FOOD, tuple(DISCOUNTS.values())),),
+    ),
+    "endless": Experiment(
+        "No discount at all (figure 5)",
+        "Agents that have no discount inside an action: do they need one between actions? Without any, an episode that "
+        "is cut off is worth what its last observation promises, unless the end of time counts as an end.",
+        "What it cannot show: worlds without a limit of steps, or with another entropy bonus than 0.01.",
+        (Panel(FOOD, ("poad", "twosome", *_UNDISCOUNTED, *_ENDING)),),
+        scales=("embedded",),
     ),
     "length": Experiment(
         "What the discount costs, by the length of actions",
         "The paper's second insight, drawn: does the discount inside an action cost more, the more tokens an action "
         "has? The same world in three tokenizers, each with a base model that has read the same text.",
-        "What it cannot show: length apart from all that goes with it, for prompts grow longer with actions, and the "
-        "three base models are not one.",
+        "What it cannot show: length apart from all that goes with it, for prompts grow longer with actions, the three "
+        "base models are not one, and the entropy bonus weighs more, the more tokens an action has (TWOSOME's does "
+        "not).",
         tuple(Panel(FOOD, (*FAMILY, *_with("gae_lambda_token=0.95", TOKEN_LEVEL)), name) for name in GRANULARITIES),
         scales=("embedded",),
     ),
     "behaviour": Experiment(
         "Sampling tokens, or whole candidates",
         "The paper samples whole candidates and improves the likelihood of their tokens, which are two different "
-        "policies. Does it matter?",
-        "What it cannot show: the best that sampling candidates can do, for the settings were chosen with tokens.",
-        tuple(Panel(env, (*TOKEN_LEVEL, *_with("behaviour=candidates", TOKEN_LEVEL))) for env in (SALAD, FOOD)),
+        "policies. Does it matter? And what of TWOSOME, whose unit is the action either way?",
+        "What it cannot show: the best that sampling candidates can do, for all settings but the learning rate were "
+        "chosen with tokens.",
+        tuple(Panel(env, (*TOKEN_LEVEL, *_WHOLE, "twosome[behaviour=trie]", "twosome")) for env in (SALAD, FOOD)),
         scales=("embedded",),
     ),
     "generalisation": Experiment(

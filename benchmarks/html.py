@@ -10,6 +10,7 @@ import base64
 import json
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,9 +35,15 @@ from benchmarks.language_ability import perplexity_table
 from benchmarks.paper import PAPER_FILE, Asked, remembered
 from benchmarks.report import Known, Table
 from benchmarks.statistics import Interval, mean, mean_difference
+from benchmarks.versions import VERSIONS_FILE
 from lang_envs.files import write_atomically
 from lang_envs.tokenizer import load_tokenizer
 
+_LIMITS = {
+    "7b": "What it cannot show: the effect of one thing alone, for the paper's settings of the agents differ in more "
+    "than their credit: entropy bonus, minibatches, epochs."
+}
+"""Of experiments at another scale than the embedded one, for which their own are written."""
 _WITHOUT, _FADING = r"$\lambda_w = 1$", r"$\lambda_w = 0.95$"
 _BARE_NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+ ?%?")
 _NUMBER = re.compile(r"[-+−]?\d")
@@ -100,9 +107,8 @@ class Section:
 
 
 def _line_of(cell: Cell) -> str:
-    """A run's settings and what it came to; models that were made for it are named within its folder."""
-    line = json.dumps({"agent": cell.algo, **cell.plan, **(cell.result or {})})
-    return line.replace(f'"{cell.folder.parent}/models/', '"models/')
+    """A run's settings and what it came to."""
+    return json.dumps({"agent": cell.algo, **cell.plan, **(cell.result or {})})
 
 
 def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
@@ -116,6 +122,9 @@ def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
     if not folders:
         raise ValueError("name the folders of one or more runs")
     sections = [section for folder in folders for section in _sections(folder)]
+    names = [section.name for section in sections]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two folders have the same name, or two the experiment: {', '.join(sorted(twice))}")
     for section in sections:
         section.keep(tables)
     environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
@@ -150,7 +159,7 @@ def _of_paper(asked: Asked) -> list[Section]:
     """The experiments whose runs are all done, and by name those whose are not."""
     found, missing = [], []
     for name, benchmarks in asked.benchmarks.items():
-        experiment = EXPERIMENTS[name]
+        experiment, config = EXPERIMENTS[name], asked.configs[name]
         cells = [cell for benchmark in benchmarks for cell in benchmark.cells]
         if left := sum(not cell.finished for cell in cells):
             missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done.")
@@ -160,18 +169,23 @@ def _of_paper(asked: Asked) -> list[Section]:
         found.append(
             replace(
                 section,
-                paragraphs=[experiment.question, *section.paragraphs, experiment.limits],
+                paragraphs=[experiment.question, *section.paragraphs, _LIMITS.get(config.scale, experiment.limits)],
                 pictures=[*extra[0], *section.pictures],
                 tables=[*extra[1], *section.tables],
-                details=[*section.details, ("Made with", "\n".join(asked.made_with[name]))],
-                command=f"python -m benchmarks paper --only {name}{' --quick' if asked.config.quick else ''}",
+                details=[*section.details, ("Made with", _made_with(cells))],
+                command=config.command,
             )
         )
-    if asked.config.quick:
+    if any(config.quick for config in asked.configs.values()):
         missing.insert(
             0, "These runs are short ones (--quick), made to see that everything works. They say nothing else."
         )
     return [*found, *([Section("missing", "What is missing", missing)] if missing else [])]
+
+
+def _made_with(cells: Sequence[Cell]) -> str:
+    found = Counter((cell.path / VERSIONS_FILE).read_text().strip() for cell in cells)
+    return "\n\n".join(f"{count} runs:\n{text}" for text, count in found.items())
 
 
 def _comparison(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:

@@ -1,8 +1,8 @@
 """What training does to a model's language (the paper's table 2): ``python -m benchmarks language-ability RUN``.
 
-For the embedded model, perplexity on text that no run has been trained on: what random policies see and say in all
-worlds, with another seed than in pre-training, and new programs of the random grammar. For any other model, tasks of
-the lm-evaluation-harness on the base model and on it with each adapter.
+For the embedded model, perplexity on another sample of the text that it has read: what random policies see and say in
+all worlds, whose situations are few, so that most of them were read before, and new programs of the random grammar. For
+any other model, tasks of the lm-evaluation-harness on the base model and on it with each adapter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DECISIONS, _PROGRAMS = 1_000, 64
 _TOKENS_PER_FORWARD = 3072
 
 
-def held_out(tokenizer: Any) -> dict[str, tuple[list[Question], np.ndarray]]:
+def texts_of_worlds(tokenizer: Any) -> dict[str, tuple[list[Question], np.ndarray]]:
     """Texts by kind, and how often each was met."""
     found: dict[str, tuple[list[Question], np.ndarray]] = {}
     for family in ("Overcooked", "VirtualHome"):
@@ -64,7 +64,7 @@ def perplexities(agent: PPOAgent, texts: dict[str, tuple[list[Question], np.ndar
     for kind, (questions, counts) in texts.items():
         nats = np.zeros((2, len(questions)))
         for rows in split(questions, _TOKENS_PER_FORWARD):
-            nats[:, rows] = torch.stack(losses(model, [questions[i] for i in rows], pad_id)).double().numpy()
+            nats[:, rows] = torch.stack(losses(model, [questions[i] for i in rows], pad_id)).double().cpu().numpy()
         for part, own, tokens in zip(("seen", "said"), nats, sizes(questions), strict=True):
             found[kind, part] = float(np.exp(counts @ own / (counts @ tokens)))
     return found
@@ -91,7 +91,7 @@ def perplexity_table(run: Benchmark) -> Table:
         for cell in run.of(algo):
             agent = cell.load_agent(envs)
             if not before:
-                texts = held_out(agent.tokenizer)
+                texts = texts_of_worlds(agent.tokenizer)
                 with agent.language_model.model.disable_adapter():
                     before = perplexities(agent, texts)
             own.append(perplexities(agent, texts))
@@ -159,7 +159,7 @@ def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, li
     note = (
         f"lm-evaluation-harness on {config.model or 'the embedded model'}, before training and with the adapters of "
         f"{config.usual.steps:,} decisions in {config.env}: mean over {config.seeds} seeds with its 95 % interval "
-        "(bootstrap over seeds; the examples are the same)."
+        "(bootstrap over seeds; the examples are the same). The base model is not quantised."
     )
     return _tabulate(note, ("task", "measure"), before, after)
 

@@ -23,7 +23,7 @@ from benchmarks.config import AgentOverrides, BenchmarkConfig, parse_variant
 from benchmarks.experiments import EXPERIMENTS, Experiment, Panel
 from benchmarks.footprint import footprint
 from benchmarks.presets import usual
-from benchmarks.run import run_cells, versions
+from benchmarks.run import run_cells
 from lang_envs.files import read_json, write_atomically
 from trainers.agents import agent_class
 from trainers.agents.settings import EMBEDDED, Settings, resolve
@@ -38,8 +38,8 @@ class PaperConfig:
     """Run the paper's experiments, or some of them; what is finished is not done again."""
 
     only: tuple[str, ...] = ()
-    """Names of experiments: search, curves, entropy, programs, discount, length, behaviour, generalisation, credit,
-    language (default: all)."""
+    """Names of experiments: search, curves, entropy, programs, discount, endless, length, behaviour, generalisation,
+    credit, language (default: all)."""
     seeds: int | None = None
     """Runs of each agent (default: 10; 3 in the search, where programs are written, and with 7B models)."""
     scale: Literal["embedded", "7b"] = "embedded"
@@ -71,6 +71,15 @@ class PaperConfig:
             for name, found in EXPERIMENTS.items()
             if self.scale in found.scales and (not self.only or name in self.only)
         }
+
+    @property
+    def command(self) -> str:
+        """What to type for the same."""
+        words = ["python -m benchmarks paper", *(["--only", *self.only] if self.only else [])]
+        for name in ("seeds", "scale", "model", "quick", "quantize", "gradient_checkpointing"):
+            if (value := getattr(self, name)) not in (None, False, "embedded"):
+                words += [f"--{name.replace('_', '-')}", *([str(value)] if value is not True else [])]
+        return " ".join(words)
 
     def check(self) -> None:
         """Refuse what makes no sense together.
@@ -123,6 +132,7 @@ class PaperConfig:
                 rollout_steps=32,  # batches of 128
                 agent=AgentOverrides(quantize=self.quantize, gradient_checkpointing=self.gradient_checkpointing),
             )
+        common["device"] = "cpu"  # such small models are slower on a GPU
         takes = usual(panel.env)._asdict()
         settings = takes.pop("settings")
         if panel.tokens is not None:
@@ -157,7 +167,7 @@ def run_paper(config: PaperConfig) -> Path | None:
         if benchmark.config.model not in to_make:
             benchmark.config.check()
     config.folder.mkdir(parents=True, exist_ok=True)
-    remember(config, benchmarks)
+    remember(config)
     for folder, panel in to_make.items():
         base_model(str(panel.tokens), panel.env, Path(folder), QUICK if config.quick else READING)
     go_on = f"python -m benchmarks {shlex.join(sys.argv[1:])}"
@@ -167,34 +177,27 @@ def run_paper(config: PaperConfig) -> Path | None:
 
 @dataclass(frozen=True)
 class Asked:
-    """The experiments of a folder as each was last asked for, and what each was made with, by name."""
+    """The experiments of a folder as each was last asked for, by name."""
 
-    config: PaperConfig
+    configs: dict[str, PaperConfig]
     benchmarks: dict[str, list[Benchmark]]
-    made_with: dict[str, list[str]]
 
 
-def remember(config: PaperConfig, benchmarks: dict[str, list[Benchmark]]) -> None:
-    """Keep what was asked for: the options, how many runs of each experiment, and the versions that they are made with;
-    of what is done already those that it was made with stay."""
+def remember(config: PaperConfig) -> None:
+    """Keep what was asked for: the options, and how many runs of each experiment."""
     file = config.folder / PAPER_FILE
-    before = read_json(file) if file.exists() else {"seeds_of": {}, "made_with": {}}
-    seeds = before["seeds_of"] | dict.fromkeys(benchmarks, config.seeds)
-    made_with = before["made_with"]
-    for name, found in benchmarks.items():
-        if name not in made_with or not all(cell.finished for benchmark in found for cell in benchmark.cells):
-            made_with[name] = versions()
-    saved = asdict(config) | {"seeds_of": seeds, "made_with": made_with}
-    write_atomically(file, json.dumps(saved, indent=2, default=str) + "\n")
+    seeds = read_json(file)["seeds_of"] if file.exists() else {}
+    seeds |= dict.fromkeys(config.experiments, config.seeds)
+    write_atomically(file, json.dumps(asdict(config) | {"seeds_of": seeds}, indent=2, default=str) + "\n")
 
 
 def remembered(folder: Path) -> Asked:
     """What was asked for in a folder, which may have been moved."""
     saved = read_json(folder / PAPER_FILE)
-    seeds, made_with = saved.pop("seeds_of"), saved.pop("made_with")
+    seeds = saved.pop("seeds_of")
     config = PaperConfig(**saved | {"only": tuple(seeds), "output": folder})
-    benchmarks = {name: replace(config, seeds=seeds[name]).benchmarks(name) for name in config.experiments}
-    return Asked(config, benchmarks, made_with)
+    configs = {name: replace(config, only=(name,), seeds=seeds[name]) for name in config.experiments}
+    return Asked(configs, {name: asked.benchmarks(name) for name, asked in configs.items()})
 
 
 def distinct(benchmarks: dict[str, list[Benchmark]]) -> list[Cell]:

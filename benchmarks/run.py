@@ -5,10 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
-import platform
-import shutil
+import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +30,11 @@ from benchmarks.language_ability import harness_table, perplexity_table
 from benchmarks.programs import write_programs, wrote_programs
 from benchmarks.report import draw_curves, summarise, write_tables
 from benchmarks.transfer import write_transfer
+from benchmarks.versions import VERSIONS_FILE, versions
 from lang_envs.files import write_atomically
 from trainers.agents.common import ADAPTER_FOLDER
 from trainers.checkpoint import LAST
-from trainers.loop import CHECKPOINTS_FOLDER
+from trainers.loop import CHECKPOINTS_FOLDER, alone_in
 
 _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -44,7 +42,6 @@ _KEEP_MEMORY = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 """For the runs' processes: glibc would give the memory of every large tensor back and take it anew, page by page."""
-_PACKAGES = ("lang-envs", "torch", "transformers", "peft", "gymnasium", "numpy", "tokenizers", "bitsandbytes")
 
 
 def run(config: BenchmarkConfig) -> Path:
@@ -57,7 +54,8 @@ def run(config: BenchmarkConfig) -> Path:
     folder = config.runs_dir / f"{config.env.rpartition(':')[2]}-{names}-{stamp}"
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)
-    write_versions(folder)
+    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+    write_atomically(folder / VERSIONS_FILE, "\n".join([f"command: {command}", *versions()]) + "\n")
     return _run_benchmark(Benchmark(config, folder))
 
 
@@ -151,19 +149,23 @@ def run_cells(
     ------
     ValueError
         If a cell was begun with another plan.
+    BlockingIOError
+        If another process is at work in the folder.
     CellFailed
-        If a run fails; what the others have done is kept.
+        If runs failed, after all others are done.
     """
     for cell in cells:
         cell.check()
     waiting = [cell for cell in cells if not cell.finished]
-    side_by_side = min(workers or _default_workers(waiting), len(waiting))
+    workers = workers or _default_workers(waiting)
+    at_a_time = min(workers, len(waiting))
     console.print(
-        f"{title}: {len(waiting)} of {len(cells)} runs to do, {side_by_side} at a time, in {folder}", soft_wrap=True
+        f"{title}: {len(waiting)} of {len(cells)} runs to do, {at_a_time} at a time, in {folder}", soft_wrap=True
     )
     try:
         if waiting:
-            _run_in_processes(waiting, side_by_side, Display(cells, console))
+            with alone_in(folder):
+                _run_in_processes(waiting, workers, Display(cells, console))
     except BaseException as error:
         console.print(f"stopped ({type(error).__name__}); go on with: {go_on}", style="yellow", soft_wrap=True)
         raise
@@ -174,7 +176,7 @@ def _run_in_processes(cells: Sequence[Cell], workers: int, display: Display) -> 
         os.environ.setdefault(name, value)  # read when a process starts, too late for this one
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.__main__"])  # its imports take seconds, a run half a minute
-    waiting, running = deque(cells), dict[Cell, Any]()
+    waiting, running, failed = deque(cells), dict[Cell, Any](), list[str]()
     try:
         with display:
             while waiting or running:
@@ -191,7 +193,9 @@ def _run_in_processes(cells: Sequence[Cell], workers: int, display: Display) -> 
                 display.update()
                 for cell in [cell for cell, process in running.items() if not process.is_alive()]:
                     if (code := running.pop(cell).exitcode) != 0:
-                        raise CellFailed(f"{cell.name} ended with code {code}; its error stands above")
+                        failed.append(f"{cell.name} ended with code {code}")
+        if failed:
+            raise CellFailed(f"{'; '.join(failed)}: errors stand above")
     finally:
         for process in running.values():
             process.terminate()
@@ -212,30 +216,9 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 class CellFailed(RuntimeError):
-    """A run within a benchmark failed; its own process has said why."""
+    """Runs within a benchmark failed; their own processes have said why."""
 
 
 def _default_workers(cells: Sequence[Cell]) -> int:
     on_gpu = torch.cuda.is_available() and any(cell.config.device != "cpu" for cell in cells)
     return 1 if on_gpu else os.cpu_count() or 1
-
-
-def write_versions(folder: Path) -> None:
-    """What a folder was made with, and by which command; of one that was gone on with, what went on last."""
-    command = f"command: {' '.join(['python -m benchmarks', *sys.argv[1:]])}"
-    write_atomically(folder / "versions.txt", "\n".join([command, *versions()]) + "\n")
-
-
-def versions() -> list[str]:
-    """Lines that say what this is run with."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    found = [f"python {platform.python_version()} on {machine}"]
-    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    if shutil.which("git") and (said := subprocess.run(describe, capture_output=True, text=True)).returncode == 0:
-        found.append(f"commit {said.stdout.strip()}")
-    for package in _PACKAGES:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            found.append(f"{package} is not installed")
-    return found

@@ -6,10 +6,11 @@ follows Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statisti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import mannwhitneyu
 
 _RESAMPLES = 10_000
 
@@ -64,6 +65,17 @@ def probability_of_improvement(ours: Sequence[Runs], theirs: Sequence[Runs]) -> 
     return _interval(statistic, [*ours, *theirs])
 
 
+def differ(ours: Runs, others: Mapping[str, Runs], level: float = 0.05) -> dict[str, bool]:
+    """Whether runs tell ours apart from each of several others: Mann and Whitney's rank test, two-sided, with Holm's
+    correction, so that one wrong verdict among all is no more probable than ``level``."""
+    values = {name: float(mannwhitneyu(ours, theirs).pvalue) for name, theirs in others.items()}
+    apart, found = True, {}
+    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
+        apart = apart and values[name] * (len(values) - rank) < level
+        found[name] = apart
+    return {name: found[name] for name in others}
+
+
 def performance_profile(tasks: Sequence[Runs], thresholds: Sequence[float]) -> list[Interval]:
     """The share of runs above each threshold, tasks counted alike; fractions of runs, from 1 down to 0."""
     return [
@@ -109,7 +121,7 @@ def interval_of_means(curves: np.ndarray) -> np.ndarray:
     return np.quantile(curves[drawn].mean(1), (0.025, 0.975), axis=0)
 
 
-def bootstrap_mean(seeds: Sequence[Sequence[float]], rng: np.random.Generator | None = None) -> Interval:
+def bootstrap_mean(seeds: Sequence[Sequence[float]]) -> Interval:
     """Mean over seeds of the means over their episodes, with a percentile bootstrap of two levels.
 
     Seeds are drawn with replacement, then episodes within each drawn seed, so that both what training and what playing
@@ -121,7 +133,7 @@ def bootstrap_mean(seeds: Sequence[Sequence[float]], rng: np.random.Generator | 
         Values of the episodes of each seed, equally many of each.
     """
     values = np.array(seeds, dtype=float)
-    rng = rng or np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     count, episodes = values.shape
     # Drawing episodes of a seed anew for each time it is drawn: (resamples, seeds, episodes).
     drawn = rng.integers(count, size=(_RESAMPLES, count))

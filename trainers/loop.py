@@ -131,7 +131,7 @@ def train(
     lines: list[dict[str, Any]] = []
     with ExitStack() as stack:
         if folder is not None:
-            stack.enter_context(_alone_in(folder))
+            stack.enter_context(alone_in(folder))
         begun = resume and folder is not None and _has_checkpoint(folder)
         progress = _resume(agent, envs, folder, seed) if begun and folder else Progress(begin(envs, seed))
         log = stack.enter_context(closing(_Log(folder, progress)))
@@ -294,14 +294,14 @@ def _has_checkpoint(folder: Path) -> bool:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which the system lets go when the process ends, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BlockingIOError(f"another process is training in {folder}") from None
+            raise BlockingIOError(f"another process is at work in {folder}") from None
         yield
 
 

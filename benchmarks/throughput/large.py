@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -68,7 +67,8 @@ class Speed(NamedTuple):
 
 
 class NaivePOAD(POAD):
-    """The same decisions and the same losses, as they are done without any of what makes them fast."""
+    """The same decisions, as they are made without any of what makes them fast; of the update the forward and backward
+    passes alone."""
 
     def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
         questions = self._questions(observations, infos, greedy)
@@ -172,9 +172,15 @@ def measure(task: Task) -> Speed:
     decisions = task.iterations * _NUM_ENVS * task.rollout_steps
     lines = trainers.train(agent, envs, decisions, rollout_steps=task.rollout_steps)
     envs.close()
-    memory = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    memory = torch.cuda.max_memory_allocated() if on_gpu else _peak_of_process()
     rollout, update = (sum(line["timing"][name] for line in lines) for name in ("rollout_seconds", "learn_seconds"))
     return Speed(decisions, rollout, update, tokens, flops, memory / 1024**3)
+
+
+def _peak_of_process() -> int:
+    """The most memory that this process has held, in bytes; what rusage says is never less than its parent's."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 def main() -> None:
@@ -222,7 +228,7 @@ def main() -> None:
 def _show(task: Task, speeds: Sequence[Speed], peak: float | None) -> None:
     now = speeds[-1]
     seconds = now.rollout + now.update
-    base = task.quantize or ("f32" if peak is None else "bf16")
+    base = task.quantize or ("bf16" if torch.cuda.is_available() else "f32")
     ratio = "" if task.naive else f"{(speeds[0].rollout + speeds[0].update) / seconds:6.1f}x"
     utilisation = "" if peak is None else f"{now.flops / seconds / peak:.1%}"
     print(

@@ -1,6 +1,6 @@
 """Packed against naive scoring and updating: ``python -m benchmarks.throughput.scoring``.
 
-The same model, the same decisions, the same numbers (compared first). Naive is what the paper's code does: every
+The same model, the same decisions, the same likelihoods (compared first). Naive is what the paper's code does: every
 candidate is a row of its own with the whole prompt, logits are made everywhere, the critic's forward is repeated in
 every epoch, and equal observations are computed again. Timed are a rollout's scoring and one epoch of updates.
 """
@@ -195,7 +195,7 @@ def main() -> None:
             asked = questions_of_random_play(agent, envs, options.steps, options.prompt, distinct)
             batch = batch_of(agent, asked)
             different = len({question for row in asked for question in row})
-            _compare_numbers(agent, asked, batch)
+            _compare_numbers(agent, asked)
             label = f"{different} of {options.steps * 4} distinct"
             for what, naive, packed in (
                 ("rollout", partial(naive_rollout, agent, asked), partial(packed_rollout, agent, asked)),
@@ -205,8 +205,8 @@ def main() -> None:
                 print(f"{name:8} {label:22} {what:8} {slow:9.3f} {fast:9.3f} {slow / fast:6.1f}x")
 
 
-def _compare_numbers(agent: PPOAgent, asked: list[list[Question]], batch: Batch) -> None:
-    """Both ways must say the same before their speed means anything."""
+def _compare_numbers(agent: PPOAgent, asked: list[list[Question]]) -> None:
+    """Both ways must find the same likelihoods before their speed means anything."""
     tolerance = 1e-4 if agent.language_model.model.dtype == torch.float32 else 0.2
     for naive, packed in zip(naive_rollout(agent, asked[:2]), packed_rollout(agent, asked[:2]), strict=True):
         ours = np.concatenate([assessment.token_log_probs for assessment in packed])

@@ -43,8 +43,10 @@ def test_runs_that_experiments_share_are_one(tmp_path: Path) -> None:
 def test_every_claim_has_ten_seeds_at_the_embedded_scale() -> None:
     for name, found in PaperConfig().experiments.items():
         assert found.seeds == (3 if name in ("programs", "search") else 10)
-        assert found.first_seed == (100 if name == "search" else 0), "no setting is chosen on a published seed"
         assert found.limits.startswith("What it cannot show")
+    searched, *published = PaperConfig().experiments.values()
+    seeds = [set(range(found.first_seed, found.first_seed + found.seeds)) for found in (searched, *published)]
+    assert searched.title == "The learning rate" and not seeds[0] & set.union(*seeds[1:]), "chosen where it is shown"
 
 
 def test_ntpos_family_has_the_discounts_it_is_named_by() -> None:
@@ -134,6 +136,18 @@ def test_granularities_that_do_not_exist_are_named() -> None:
         tokenizer_of("words", FOOD)
 
 
+def test_a_plan_names_its_model_by_what_it_is_wherever_it_lies(tmp_path: Path) -> None:
+    plans = []
+    for folder, weights in (("a/model", b"1"), ("b/model", b"1"), ("c/model", b"2")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "model.safetensors").write_bytes(weights)
+        config = BenchmarkConfig(env=FOOD, model=str(tmp_path / folder))
+        plans.append(Cell(config, tmp_path, "poad", 0).plan)
+    assert plans[0] == plans[1] != plans[2]
+    assert str(tmp_path) not in json.dumps(plans)
+    assert plans[0]["actor_lr"] == Settings().actor_lr, "what nobody says decides too"
+
+
 def test_a_run_that_was_begun_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
     asked = BenchmarkConfig(algo="poad", env=FOOD, seeds=1)
     cell = Benchmark(asked, tmp_path).cells[0]
@@ -142,7 +156,7 @@ def test_a_run_that_was_begun_with_other_settings_is_not_gone_on_with(tmp_path: 
     cell.check()
     for other, name in (
         (BenchmarkConfig(algo="poad", env=FOOD, seeds=1, steps=1024), "steps=24576, and 1024 is asked for"),
-        (BenchmarkConfig(algo="poad", env=FOOD, seeds=1, agent=AgentOverrides(clip=0.1)), "clip=None, and 0.1 is"),
+        (BenchmarkConfig(algo="poad", env=FOOD, seeds=1, agent=AgentOverrides(clip=0.1)), "clip=0.2, and 0.1 is"),
     ):
         with pytest.raises(ValueError, match=f"poad/seed-0 was begun with {name}"):
             run_cells(Benchmark(other, tmp_path).cells, "", tmp_path, 1, Console(quiet=True), "")

@@ -76,12 +76,14 @@ def test_a_stopped_benchmark_goes_on_and_repeats_nothing(tmp_path: Path) -> None
     process.wait(timeout=30)
     run = only_run(tmp_path)
     finished = (run / "random" / "seed-0" / "result.json").stat().st_mtime_ns
+    begun = (run / "poad" / "seed-0" / "agent.json").stat().st_mtime_ns
     assert not (run / "table.json").exists()
     done = benchmark("resume", str(run), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (run / "random" / "seed-0" / "result.json").stat().st_mtime_ns == finished
     steps = [json.loads(line)["step"] for line in (run / "poad" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(64, 1025, 64))
+    assert (run / "poad" / "seed-0" / "agent.json").stat().st_mtime_ns == begun, "it began anew"
     assert (run / "curves.png").exists()
 
 
@@ -125,6 +127,23 @@ def test_a_third_partys_agent_runs_in_a_benchmark(tmp_path: Path) -> None:
     (row,) = json.loads((only_run(tmp_path) / "table.json").read_text())["rows"]
     assert row["returns"] == [pytest.approx(0.920518)]
     assert row["success_rates"] == [1.0]
+
+
+def test_a_run_that_fails_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
+    broken = (
+        PLUGIN
+        + """
+
+class Broken(Wise):
+    def learn(self, rollout):
+        raise RuntimeError("out of luck")
+"""
+    )
+    (tmp_path / "my_module.py").write_text(broken)
+    done = benchmark("run", "--algo", "my_module:Broken,my_module:Wise", *SMALL, "--workers", "1", folder=tmp_path)
+    assert done.returncode != 0 and "out of luck" in done.stderr
+    assert "error: my_module:Broken seed 0 ended with code 1: errors stand above" in done.stderr
+    assert len(list(only_run(tmp_path).glob("my_module.Wise/seed-*/result.json"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.statistics import (
     bootstrap_mean,
+    differ,
     interquartile_mean,
     interval_of_means,
     mean,
@@ -116,3 +117,20 @@ def test_performance_profile_counts_runs_above_each_threshold() -> None:
 def test_no_interval_from_one_run(tasks: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="an interval needs two runs of every task"):
         mean(tasks)
+
+
+def test_agents_that_are_alike_are_seldom_told_apart() -> None:
+    """Of eight agents that are all the same, at most one time in twenty any is told apart from the first."""
+    rng = np.random.default_rng(3)
+    wrong = [any(differ(first, dict(enumerate(others))).values()) for first, *others in rng.normal(size=(400, 9, 10))]
+    assert np.mean(wrong) < 0.05 + 2 * np.sqrt(0.05 * 0.95 / 400)
+
+
+def test_agents_that_differ_are_told_apart_where_runs_suffice() -> None:
+    rng = np.random.default_rng(4)
+    runs = {"same": rng.normal(size=10), "higher": rng.normal(3, size=10), "lower": rng.normal(-3, size=10)}
+    assert differ(rng.normal(size=10), runs) == {"same": False, "higher": True, "lower": True}
+    assert differ([1.0] * 10, {"equal": [1.0] * 10}) == {"equal": False}
+    # ranks 1 to 3 against 4 to 6: the most extreme of 20 orders, p = 0.1
+    assert differ([1, 2, 3], {"above": [4, 5, 6]}) == {"above": False}
+    assert differ([1, 2, 3], {"above": [4, 5, 6]}, level=0.11) == {"above": True}

@@ -107,11 +107,18 @@ def losses(model: Any, questions: list[Question], pad_id: int) -> tuple[torch.Te
     batch = pack(questions, pad_id)
     attention = torch.from_numpy(batch.attention)
     mask = torch.zeros(attention.shape).masked_fill_(~attention, torch.finfo(torch.float32).min)[:, None]
-    input_ids = torch.from_numpy(batch.input_ids)
+    input_ids, position_ids, device = (
+        torch.from_numpy(batch.input_ids),
+        torch.from_numpy(batch.position_ids),
+        model.device,
+    )
     logits = model(
-        input_ids=input_ids, position_ids=torch.from_numpy(batch.position_ids), attention_mask=mask, use_cache=False
+        input_ids=input_ids.to(device),
+        position_ids=position_ids.to(device),
+        attention_mask=mask.to(device),
+        use_cache=False,
     ).logits
-    log_probs = logits.log_softmax(-1)
+    log_probs = logits.log_softmax(-1).cpu()
     targets = input_ids[:, 1 : batch.root + 1]
     said = log_probs[:, : batch.root].gather(-1, targets[..., None])[..., 0]
     lengths = torch.tensor([len(prompt) for prompt, _ in questions])
