@@ -2,7 +2,8 @@
 
 What a discount inside an action does grows with the action's length in tokens (arXiv 2405.15821, section 4.2). So the
 same world is trained in with whole phrases as single tokens, with the embedded tokenizer's parts of words, and letter
-by letter; the models have one shape and have read the same random play, each in its own tokens.
+by letter; the models have one shape, smaller than the embedded one's, for letters make prompts long, and have read the
+same random play, each in its own tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from lang_envs.assets.train_tokenizer import SPECIAL_TOKENS
 from trainers.embedded_lm.pretrain import Reading, pretrain
 
 GRANULARITIES = ("phrases", "subwords", "characters")
-READING = Reading(steps=600, programs=0)
-QUICK = Reading(steps=10, programs=0, decisions=500)
+READING = Reading(steps=600, programs=0, hidden=64, layers=2)
+QUICK = replace(READING, steps=10, decisions=500)
 
 
 def tokenizer_of(granularity: str, env_id: str) -> tokenizers.Tokenizer:

@@ -154,6 +154,10 @@ class Reading:
     """Failed programs to draw prompts from."""
     lr: float = 3e-3
     """The highest learning rate."""
+    hidden: int = 128
+    """Width of the model; heads are 32 wide."""
+    layers: int = 4
+    """Depth of the model."""
     seed: int = 0
     output: Path = FOLDER
     """Folder of the model, its tokenizer and a report, pretraining.json."""
@@ -187,10 +191,10 @@ def pretrain(reading: Reading, tokenizer_file: Path, worlds: Sequence[str]) -> d
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=tokenizer.vocab_size,
-            hidden_size=128,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            intermediate_size=352,
+            hidden_size=reading.hidden,
+            num_hidden_layers=reading.layers,
+            num_attention_heads=reading.hidden // 32,
+            intermediate_size=reading.hidden * 11 // 4,
             max_position_embeddings=2048,
             tie_word_embeddings=True,
             pad_token_id=tokenizer.pad_id,
