@@ -230,8 +230,9 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
     """Learning curves, a panel for each world; of few agents every run."""
     columns = min(2, len(benchmarks))
     rows = -(-len(benchmarks) // columns)
+    legend = 0.12 * max(len(benchmark.config.algos) for benchmark in benchmarks)  # two to a line
     figure, panels = plt.subplots(
-        rows, columns, figsize=(6.5 * columns, 4.2 * rows), layout="constrained", squeeze=False
+        rows, columns, figsize=(6.5 * columns, 4.2 * rows + legend), layout="constrained", squeeze=False
     )
     for axes, benchmark in zip(panels.flat, benchmarks, strict=False):
         algos, optimum = benchmark.config.algos, optimum_of(benchmark)
@@ -245,8 +246,9 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
             axes.axhline(chance.mean(), color="grey", linestyle=":", linewidth=1.4)
         axes.set_title(benchmark.title, fontsize="medium")
         axes.grid(alpha=0.25)
-        if axes.get_legend_handles_labels()[0]:  # of runs in which 20 episodes ended
-            axes.legend(fontsize="x-small")
+    lines, names = max((axes.get_legend_handles_labels() for axes in panels.flat), key=lambda found: len(found[0]))
+    if lines:  # of runs in which 20 episodes ended
+        figure.legend(lines, names, loc="outside lower center", ncols=2, fontsize="small")
     for axes in panels[-1]:
         axes.set_xlabel("decisions")
     figure.supylabel("discounted return (mean of last 20 episodes)", fontsize="medium")

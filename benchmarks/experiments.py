@@ -55,6 +55,7 @@ _WHOLE = _with("behaviour=candidates", TOKEN_LEVEL)
 _SEARCHED_WHOLE = (*_WHOLE, *(algo for rate in _RATES for algo in _with(f"behaviour=candidates,{rate}", TOKEN_LEVEL)))
 _UNDISCOUNTED = _with("gamma=1.0", ("poad", "twosome"))
 _ENDING = _with("gamma=1.0,truncation_is_termination=True", ("poad", "twosome"))
+_UNHURRIED = _with("gamma=1.0,entropy_coefficient=0.0", ("poad", "twosome"))
 _NO_BONUS, _PAPERS_BONUS = _with("entropy_coefficient=0.0", FAMILY), _with("entropy_level=token", TOKEN_LEVEL)
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -106,8 +107,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         "No discount at all (figure 5)",
         "Agents that have no discount inside an action: do they need one between actions? Without any, an episode that "
         "is cut off is worth what its last observation promises, unless the end of time counts as an end.",
-        "What it cannot show: worlds without a limit of steps, or with another entropy bonus than 0.01.",
-        (Panel(FOOD, ("poad", "twosome", *_UNDISCOUNTED, *_ENDING)),),
+        "What it cannot show: worlds without a limit of steps, or other entropy bonuses than 0.01 and none.",
+        (Panel(FOOD, ("poad", "twosome", *_UNDISCOUNTED, *_ENDING, *_UNHURRIED)),),
         scales=("embedded",),
     ),
     "length": Experiment(

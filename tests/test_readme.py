@@ -77,6 +77,18 @@ def test_pictures_that_are_shown_exist() -> None:
         assert (Path(__file__).parents[1] / picture).read_bytes().startswith(b"\x89PNG")
 
 
+def test_intervals_that_are_shown_are_those_of_the_published_results() -> None:
+    shown = README[README.index("## What it shows") : README.index("### Learning curves")]
+    _, *found = re.split(r"\]\((benchmarks/results/[a-z]+\.md)", shown)
+    counted = 0
+    for file, text in zip(found[::2], found[1::2], strict=True):
+        published = (Path(__file__).parents[1] / file).read_text()
+        for interval in re.findall(r"[-\d.,]+%? \[[^\]]+\](?!\()", text):
+            assert interval in published, f"{interval} is not in {file}"
+            counted += 1
+    assert counted > 20
+
+
 def test_the_readmes_world_keeps_gymnasiums_contract_and_is_learnt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
