@@ -17,6 +17,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 import lang_envs
 import trainers
@@ -244,6 +245,7 @@ def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
 def run_cell(cell: Cell, threads: int) -> None:
     """Train from the beginning or from the last checkpoint, evaluate, play elsewhere: whatever is not yet done."""
     torch.set_num_threads(threads)
+    disable_progress_bar()  # of loading: it would be drawn into the display of all runs
     threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
     config = cell.config
     with closing(make_envs(config)) as envs:
