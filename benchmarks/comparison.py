@@ -249,7 +249,9 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
     lines, names = max((axes.get_legend_handles_labels() for axes in panels.flat), key=lambda found: len(found[0]))
     if lines:  # of runs in which 20 episodes ended
         figure.legend(lines, names, loc="outside lower center", ncols=2, fontsize="small")
-    for axes in panels[-1]:
+    for axes in panels.flat[len(benchmarks) :]:
+        axes.set_axis_off()
+    for axes in panels.flat[max(0, len(benchmarks) - columns) : len(benchmarks)]:
         axes.set_xlabel("decisions")
     figure.supylabel("discounted return (mean of last 20 episodes)", fontsize="medium")
     return _save(figure, path)

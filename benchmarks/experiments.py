@@ -116,9 +116,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "The paper's second insight, drawn: does the discount inside an action cost more, the more tokens an action "
         "has? The same world in three tokenizers, each with a base model that has read the same text.",
         "What it cannot show: length apart from all that goes with it, for prompts grow longer with actions, the three "
-        "base models are not one, and the entropy bonus weighs more, the more tokens an action has (TWOSOME's does "
-        "not).",
-        tuple(Panel(FOOD, (*FAMILY, *_with("gae_lambda_token=0.95", TOKEN_LEVEL)), name) for name in GRANULARITIES),
+        "base models are not one, and an entropy bonus weighs more, the more tokens an action has (TWOSOME's does "
+        "not; hence the runs without one).",
+        tuple(
+            Panel(FOOD, (*FAMILY, *_with("gae_lambda_token=0.95", TOKEN_LEVEL), *_NO_BONUS), name)
+            for name in GRANULARITIES
+        ),
         scales=("embedded",),
     ),
     "behaviour": Experiment(
