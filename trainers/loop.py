@@ -120,7 +120,7 @@ def train(
     FileExistsError
         If ``run_dir`` holds a run already and ``resume`` is False.
     BlockingIOError
-        If another process is training in ``run_dir``.
+        If another process is at work in ``run_dir``.
     """
     folder = None if run_dir is None else Path(run_dir)
     if resume and folder is None:

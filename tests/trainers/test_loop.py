@@ -132,7 +132,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, make_envs: Env
     (tmp_path / "run").mkdir()
     with (tmp_path / "run" / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(BlockingIOError, match="another process is training"):
+        with pytest.raises(BlockingIOError, match="another process is at work"):
             train(trainers.make("random", make_envs(1)), make_envs(1), 8, run_dir=tmp_path / "run")
 
 
