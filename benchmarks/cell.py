@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +225,6 @@ class Benchmark:
         return [Cell(self.config, self.folder, algo, seed) for seed in seeds]
 
 
-@lru_cache(maxsize=16)
 def _identity(model: str) -> str:
     """The name of a model; of one that lies in a folder, a hash of how its weights begin and how many they are."""
     folder = EMBEDDED_FOLDER if model == EMBEDDED else Path(model)
@@ -246,7 +244,7 @@ def run_cell(cell: Cell, threads: int) -> None:
     """Train from the beginning or from the last checkpoint, evaluate, play elsewhere: whatever is not yet done."""
     torch.set_num_threads(threads)
     disable_progress_bar()  # of loading: it would be drawn into the display of all runs
-    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_die_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     config = cell.config
     with closing(make_envs(config)) as envs:
         if cell.result is None:
@@ -281,11 +279,12 @@ def _train(cell: Cell, envs: gym.vector.VectorEnv) -> None:
     write_atomically(cell.path / RESULT_FILE, json.dumps(result, indent=2) + "\n")
 
 
-def _die_with(parent: int) -> None:
-    """End this process when the one that began it is gone, so that nothing trains on unseen."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+def _die_with(parent: Any) -> None:
+    """End this process when the one that began it is gone, so that nothing trains on unseen. Its parent by pid is the
+    server that forked it, which lives as long as it does."""
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _evaluate(agent: Any, config: BenchmarkConfig, greedy: bool) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from benchmarks.config import AgentOverrides, BenchmarkConfig
 from benchmarks.presets import USUAL, Usual, preset_settings
 from benchmarks.report import steps_to_near_optimum
 from trainers.agents.settings import Settings, TokenLevelSettings, TwosomeSettings, resolve
+from trainers.loop import alone_in
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--steps", "256", "--seeds", "1", "--eval-episodes", "4", "--checkpoint-every", "1", "--rollout-steps", "16")
@@ -72,9 +73,17 @@ def test_a_stopped_benchmark_goes_on_and_repeats_nothing(tmp_path: Path) -> None
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("runs/*/poad/seed-0/checkpoints/last")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=30)
     run = only_run(tmp_path)
+    deadline = time.monotonic() + 10
+    while True:  # what it had begun ends with it
+        try:
+            with alone_in(run / "poad" / "seed-0"):
+                break
+        except BlockingIOError:
+            assert time.monotonic() < deadline, "a run trains on unseen"
+            time.sleep(0.1)
     finished = (run / "random" / "seed-0" / "result.json").stat().st_mtime_ns
     begun = (run / "poad" / "seed-0" / "agent.json").stat().st_mtime_ns
     assert not (run / "table.json").exists()
