@@ -15,8 +15,8 @@ from pathlib import Path
 import tyro
 
 from benchmarks.config import BenchmarkConfig
-from benchmarks.html import write_report
 from benchmarks.paper import PaperConfig, run_paper
+from benchmarks.report import write_report
 from benchmarks.run import CellFailed, language_ability, resume, run, study_credit, tabulate_programs
 
 

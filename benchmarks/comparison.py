@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,19 +11,22 @@ from pathlib import Path
 import gymnasium as gym
 import matplotlib
 import numpy as np
+from rich.console import Console
 
 import trainers
 from benchmarks.cell import Benchmark
+from benchmarks.curves import COLOURS, NEAR_OPTIMUM, draw_seeds, read_metrics, steps_to_near_optimum
 from benchmarks.programs import wrote_programs
-from benchmarks.report import COLOURS, NEAR_OPTIMUM, Known, Table, draw_seeds, read_metrics, steps_to_near_optimum
 from benchmarks.statistics import (
     Interval,
+    Values,
     differ,
     interquartile_mean,
     mean,
     performance_profile,
     probability_of_improvement,
 )
+from benchmarks.tables import Known, Table
 from trainers.agents.random import RandomAgent
 
 matplotlib.use("Agg")
@@ -35,6 +38,7 @@ _ENOUGH = 5
 """Runs of each agent: of fewer, no test can tell two agents apart."""
 _LEARNT = ("kl", "skipped")
 """What only agents that learn by PPO have."""
+_IN_TERMINAL = ("agent", "return", "greedy", "success", "decisions to 90 %")
 _TOO_FEW = "n = {} runs of each agent are too few to say who is better."
 
 
@@ -77,15 +81,8 @@ def random_returns(benchmark: Benchmark) -> np.ndarray | None:
 
 
 def runs_of(benchmark: Benchmark, algo: str) -> Runs:
-    """Read what an agent's runs came to.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than two, of which no interval can be had.
-    """
+    """Read what an agent's runs came to."""
     cells = benchmark.of(algo)
-    benchmark.check_seeds()
     optimum = optimum_of(benchmark)
     results = [cell.result or {} for cell in cells]
     curves = [read_metrics(cell) for cell in cells]
@@ -123,27 +120,29 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         row = {
             "agent": algo,
             "n": Known(len(own.returns)),
-            "return": shown(mean([own.returns])),
-            "interquartile mean": shown(interquartile_mean([own.returns])),
+            "return": _over(own.returns),
+            "interquartile mean": _over(own.returns, statistic=interquartile_mean),
+            "lowest … highest": f"{min(own.returns):.3f} … {max(own.returns):.3f}",
         }
         if optimum:
-            row["of optimum"] = shown(mean([np.array(own.returns) / optimum]), "{:.1%}")
-        row["greedy"] = shown(mean([own.greedy]))
-        row["success"] = shown(mean([own.success]), "{:.0%}")
+            row["of optimum"] = _over(np.array(own.returns) / optimum, "{:.1%}")
+        row["greedy"] = _over(own.greedy)
+        row["success"] = _over(own.success, "{:.0%}")
         if optimum:
-            row["decisions to 90 %"] = _steps(own)
+            never = f", {own.never} of {len(own.steps)} never" if own.never else ""
+            row["decisions to 90 %"] = _over(own.steps, "{:,.0f}") + never
             row["fell back"] = f"{own.fell} of {len(own.steps)}"
-        row["approximate KL"] = shown(mean([own.kl]), "{:.4f}")
-        row["skipped steps"] = shown(mean([own.skipped]), "{:.0%}")
+        row["approximate KL"] = _over(own.kl, "{:.4f}")
+        row["skipped steps"] = _over(own.skipped, "{:.0%}")
         rows.append(row)
         if enough:
             better[algo] = probability_of_improvement([first.returns], [own.returns])
-            row[f"{algos[0]} above it"] = "" if algo == algos[0] else shown(better[algo], "{:.0%}")
+            row[f"{algos[0]} above it"] = "" if algo == algos[0] else better[algo].shown("{:.0%}")
     cells = [tuple(row.values()) for row in rows]
     if (chance := random_returns(benchmark)) is not None:
-        known = {"agent": "random policy", "n": f"{len(chance)} episodes", "return": shown(mean([chance]))}
+        known = {"agent": "random policy", "n": f"{len(chance)} episodes", "return": _over(chance)}
         if optimum:
-            known["of optimum"] = shown(mean([chance / optimum]), "{:.1%}")
+            known["of optimum"] = _over(chance / optimum, "{:.1%}")
         cells.append(tuple(known.get(name, "") for name in rows[0]))
     note = (
         f"{benchmark.title}, {benchmark.config.usual.steps:,} decisions a run; returns of "
@@ -159,19 +158,30 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
     numbers = {algo: vars(own) | {name: _known(vars(own)[name]) for name in _LEARNT} for algo, own in runs.items()}
     told = differ(first.returns, {algo: own.returns for algo, own in runs.items() if algo != algos[0]})
     verdicts = _verdicts(algos[0], better, told) if enough else [_TOO_FEW.format(benchmark.config.seeds)]
-    return Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers}), verdicts
+    table = Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers})
+    return table, verdicts if told else []
 
 
-def shown(found: Interval, form: str = "{:.3f}") -> str:
-    """An interval as text; an empty one where there is nothing to average."""
-    if np.isnan(found.value):
+def write_comparison(benchmark: Benchmark, folder: Path, console: Console) -> None:
+    """Print the table and who is told apart, write it as ``table.md`` and, with every seed's numbers, as
+    ``table.json``, and draw the learning curves as ``curves.png``."""
+    table, verdicts = compare(benchmark)
+    config, optimum = benchmark.config, optimum_of(benchmark)
+    best = "" if optimum is None else f"; optimum {optimum:.4f}"
+    title = f"{config.env}: {config.usual.steps:,} decisions a run, then {config.eval_episodes} episodes each{best}"
+    table.show(console, title, _IN_TERMINAL, whole=("return",))
+    for sentence in verdicts:
+        console.print(sentence, highlight=False)
+    table.keep(folder / "table.md")
+    console.print(f"table: {folder / 'table.md'}", soft_wrap=True)
+    console.print(f"figure: {draw_comparisons([benchmark], folder / 'curves.png')}", soft_wrap=True)
+
+
+def _over(values: Values, form: str = "{:.3f}", statistic: Callable[[Sequence[Values]], Interval] = mean) -> str:
+    """With its interval, which one run alone does not have; nothing where there is nothing to average."""
+    if np.isnan(values).any():
         return ""
-    return f"{form.format(found.value)} [{form.format(found.low)}, {form.format(found.high)}]"
-
-
-def _steps(own: Runs) -> str:
-    never = f", {own.never} of {len(own.steps)} never" if own.never else ""
-    return shown(mean([own.steps]), "{:,.0f}") + never
+    return statistic([values]).shown(form) if len(values) > 1 else form.format(values[0])
 
 
 def _known(values: list[float]) -> list[float | None]:
@@ -205,9 +215,9 @@ def compare_over(benchmarks: Sequence[Benchmark]) -> Table:
         (
             algo,
             Known(sum(map(len, own))),
-            shown(interquartile_mean(own), "{:.1%}"),
-            shown(mean(own), "{:.1%}"),
-            "" if algo == algos[0] else shown(probability_of_improvement(shares[algos[0]], own), "{:.0%}"),
+            interquartile_mean(own).shown("{:.1%}"),
+            mean(own).shown("{:.1%}"),
+            "" if algo == algos[0] else probability_of_improvement(shares[algos[0]], own).shown("{:.0%}"),
         )
         for algo, own in shares.items()
     ]
@@ -230,7 +240,7 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
     """Learning curves, a panel for each world; of few agents every run."""
     columns = min(2, len(benchmarks))
     rows = -(-len(benchmarks) // columns)
-    legend = 0.12 * max(len(benchmark.config.algos) for benchmark in benchmarks)  # two to a line
+    legend = 0.12 * max(len(benchmark.config.algos) + 2 for benchmark in benchmarks)  # two to a line
     figure, panels = plt.subplots(
         rows, columns, figsize=(6.5 * columns, 4.2 * rows + legend), layout="constrained", squeeze=False
     )
@@ -241,9 +251,9 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
             singly = len(algos) <= _FEW
             draw_seeds(axes, algo, benchmark.of(algo), "recent_return", colour, style, singly=singly)
         if optimum is not None:
-            axes.axhline(optimum, color="black", linestyle="--", linewidth=1)
+            axes.axhline(optimum, color="black", linestyle="--", linewidth=1, label="optimum")
         if (chance := random_returns(benchmark)) is not None:
-            axes.axhline(chance.mean(), color="grey", linestyle=":", linewidth=1.4)
+            axes.axhline(chance.mean(), color="grey", linestyle=":", linewidth=1.4, label="random policy")
         axes.set_title(benchmark.title, fontsize="medium")
         axes.grid(alpha=0.25)
     lines, names = max((axes.get_legend_handles_labels() for axes in panels.flat), key=lambda found: len(found[0]))

@@ -20,8 +20,8 @@ import numpy as np
 import trainers
 from benchmarks.cell import Benchmark, make_envs
 from benchmarks.experiments import FOOD
-from benchmarks.report import Known, Table
 from benchmarks.statistics import Interval, mean
+from benchmarks.tables import Known, Table
 from benchmarks.tabular import Situation, exact_values, explore, follow, token_advantages, worth_of
 from trainers.agents.common import PPOAgent
 from trainers.agents.token_level import TokenLevelAgent

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from benchmarks.cell import Benchmark, make_envs
-from benchmarks.comparison import shown
-from benchmarks.report import Known, Table
 from benchmarks.statistics import Interval, mean
+from benchmarks.tables import Known, Table
 from lang_envs import WORLDS
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
@@ -168,7 +167,7 @@ def _tabulate(
     note: str, names: tuple[str, str], before: Scores, after: dict[str, dict[tuple[str, str], Interval]]
 ) -> Table:
     rows = [
-        (*key, Known(f"{value:.3f}"), *(shown(own[key]) for own in after.values())) for key, value in before.items()
+        (*key, Known(f"{value:.3f}"), *(own[key].shown() for own in after.values())) for key, value in before.items()
     ]
     numbers = {
         "note": note,

@@ -5,29 +5,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-import rich.table
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 
 from benchmarks.cell import Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
+from benchmarks.curves import COLOURS, draw_seeds, read_metrics
 from benchmarks.presets import PAPER_PROGRAMS
-from benchmarks.report import COLOURS, Known, Table, draw_seeds, read_metrics
-from benchmarks.statistics import bootstrap_mean
+from benchmarks.statistics import Interval, bootstrap_mean
+from benchmarks.tables import Known, Table
 from trainers.loop import BEST_PROGRAM_FILE
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 _LAST = 0.9
-_RANGE = re.compile(r" [\[(].*?[\])]")  # has no room in a terminal
 _MEASURES = {
     "reward": "mean reward",
     "works": "share of programs that work",
@@ -74,12 +70,7 @@ def write_programs(runs: Sequence[Benchmark], folder: Path, console: Console) ->
     """Print the table, write it as ``programs.md`` and, with every seed's numbers, as ``programs.json``, and draw the
     curves behind it as ``programs.png``."""
     table = tabulate(runs)
-    shown = rich.table.Table(title="Programs", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in _HEADER:
-        shown.add_column(column, justify="left" if column in _HEADER[:2] else "right", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*(escape(_RANGE.sub("", cell)) for cell in row))
-    console.print(shown)
+    table.show(console, "Programs")
     table.keep(folder / "programs.md")
     console.print(f"table: {folder / 'programs.md'}", soft_wrap=True)
     console.print(f"figure: {draw(runs, folder / 'programs.png')}", soft_wrap=True)
@@ -137,16 +128,11 @@ def _standing(cells: list[Cell]) -> dict[str, Any]:
 
 def _format(standing: dict[str, Any]) -> tuple[str, ...]:
     scores = [score for score in standing["best_of_seeds"].values() if score is not None]
-    works = {key: 100 * share for key, share in standing["works"].items()}
     return (
         Known(len(standing["best_of_seeds"])),
         Known(f"{standing['best']:.4f}") if scores else "none works",
         f"{sum(scores) / len(scores):.4f} ({min(scores):.4f} … {max(scores):.4f})" if scores else "",
-        _interval(standing["reward"]),
-        f"{works['value']:.0f}% [{works['low']:.0f}, {works['high']:.0f}]",
-        _interval(standing["score"]) if "score" in standing else "",
+        Interval(**standing["reward"]).shown(),
+        Interval(**standing["works"]).shown("{:.0%}"),
+        Interval(**standing["score"]).shown() if "score" in standing else "",
     )
-
-
-def _interval(found: dict[str, float]) -> str:
-    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"

@@ -1,232 +1,319 @@
-"""What a benchmark came to: a table and learning curves."""
+"""One page of finished runs, which needs no network: ``python -m benchmarks report runs/…``.
+
+What stands on it is also kept in files: a text in Markdown for each section, its pictures, the numbers that its tables
+were made of, and a line of JSON for each run.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
-import matplotlib
+import jinja2
 import numpy as np
-import rich.table
-from rich import box
-from rich.console import Console
-from rich.markup import escape
 
-import trainers
-from benchmarks.cell import Benchmark, Cell
-from benchmarks.statistics import interval_of_means
-from lang_envs.files import parse_json, write_atomically
-from trainers.agents.random import RandomAgent
-from trainers.loop import METRICS_FILE, RECENT_EPISODES
+from benchmarks import credit_study, programs, transfer
+from benchmarks.cell import CONFIG_FILE, Benchmark, Cell
+from benchmarks.comparison import (
+    compare,
+    compare_over,
+    draw_against,
+    draw_comparisons,
+    draw_profiles,
+    optimum_of,
+    runs_of,
+)
+from benchmarks.experiments import DISCOUNTS, EXPERIMENTS, FAMILY, FOOD
+from benchmarks.language_ability import perplexity_table
+from benchmarks.paper import PAPER_FILE, Asked, remembered
+from benchmarks.statistics import Interval, mean, mean_difference
+from benchmarks.tables import Known, Table
+from benchmarks.versions import VERSIONS_FILE
+from lang_envs.files import write_atomically
+from lang_envs.tokenizer import load_tokenizer
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-
-NEAR_OPTIMUM = 0.9
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """An agent over its seeds. Returns are mean discounted returns of evaluation episodes, a value for each seed.
-
-    ``steps_to_near_optimum`` counts decisions until the mean return of the last 20 training episodes first reaches
-    90 % of the optimum; None for a seed that never did, or where the optimum is not known.
-    """
-
-    algo: str
-    seeds: list[int]
-    returns: list[float]
-    greedy_returns: list[float]
-    success_rates: list[float]
-    steps_to_near_optimum: list[int | None]
+_LIMITS = {
+    "7b": "What it cannot show: the effect of one thing alone, for the paper's settings of the agents differ in more "
+    "than their credit: entropy bonus, minibatches, epochs."
+}
+"""Of experiments at another scale than the embedded one, for which their own are written."""
+_WITHOUT, _FADING = r"$\lambda_w = 1$", r"$\lambda_w = 0.95$"
+_BARE_NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+ ?%?")
+_NUMBER = re.compile(r"[-+−]?\d")
 
 
 @dataclass(frozen=True)
-class Summary:
-    env: str
-    steps: int
-    eval_episodes: int
-    optimal_return: float | None
-    random_return: float
-    random_success_rate: float
-    rows: list[Row]
+class Picture:
+    caption: str
+    base64: str
+    width: int
+    """In pixels."""
 
 
-def summarise(benchmark: Benchmark) -> Summary:
-    """Read every cell's result and training curve, and play the random policy beside them."""
-    config = benchmark.config
-    env = gym.make(config.env, **config.env_options)
-    optimum = getattr(env.unwrapped, "optimal_return", None)
-    chance = trainers.evaluate(RandomAgent(env), config.env, config.eval_episodes, **config.env_options)
-    rows = []
-    for algo in config.algos:
-        own = benchmark.of(algo)
-        results = [cell.result for cell in own]
-        assert all(results), "summarise needs finished cells"
-        rows.append(
-            Row(
-                algo,
-                seeds=[cell.seed for cell in own],
-                returns=[result["sampled"]["return"] for result in results if result],
-                greedy_returns=[result["greedy"]["return"] for result in results if result],
-                success_rates=[result["sampled"]["success"] for result in results if result],
-                steps_to_near_optimum=[steps_to_near_optimum(read_metrics(cell), optimum) for cell in own],
-            )
-        )
-    return Summary(
-        config.env, config.usual.steps, config.eval_episodes, optimum, chance.mean_return, chance.success_rate, rows
-    )
+@dataclass(frozen=True)
+class Section:
+    """What the page says of one experiment, ``name`` for short."""
+
+    name: str
+    title: str
+    paragraphs: Sequence[str] = ()
+    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+    details: Sequence[tuple[str, str]] = ()
+    command: str = ""
+    runs: Sequence[Benchmark] = ()
+
+    def __post_init__(self) -> None:
+        """Numbers that stand alone are refused.
+
+        Raises
+        ------
+        ValueError
+            If a table holds a number with neither an interval nor a reason to have none.
+        """
+        for table in self.tables:
+            for row in table.rows:
+                for name, cell in zip(table.header, row, strict=True):
+                    if _BARE_NUMBER.fullmatch(cell) and not isinstance(cell, Known):
+                        raise ValueError(f"{self.title}: {name} of {row[0]} is {cell}, without an interval")
+
+    def keep(self, folder: Path) -> None:
+        """Write it into files that begin with its name."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = [f"# {self.title}", *self.paragraphs]
+        for number, picture in enumerate(self.pictures, 1):
+            file = f"{self.name}-{number}.png"
+            (folder / file).write_bytes(base64.b64decode(picture.base64))
+            text += [f"![{picture.caption}]({file})", picture.caption]
+        for table in self.tables:
+            text += [table.note, table.markdown]
+        if self.command:
+            text += ["Again:", f"```\n{self.command}\n```"]
+        text += [f"{name}:\n\n```\n{detail.strip()}\n```" for name, detail in self.details]
+        write_atomically(folder / f"{self.name}.md", "\n\n".join(text) + "\n")
+        if self.tables:
+            numbers = [table.numbers for table in self.tables]
+            write_atomically(folder / f"{self.name}.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+        lines = [_line_of(cell) for run in self.runs for cell in run.cells]
+        if lines:
+            write_atomically(folder / f"{self.name}.jsonl", "\n".join(lines) + "\n")
 
 
-def read_metrics(cell: Cell) -> list[dict[str, Any]]:
-    """What a finished run wrote while it learnt.
+def _line_of(cell: Cell) -> str:
+    """A run's settings and what it came to."""
+    return json.dumps({"agent": cell.algo, **cell.plan, **(cell.result or {})})
+
+
+def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
+    """Put finished runs, or the paper's experiments, on one page, and what stands on it into files in ``tables``.
 
     Raises
     ------
     ValueError
-        If that is damaged, or ends before the run did.
+        If a folder holds neither, or a run that is not done, or one seed alone.
     """
-    file = cell.path / METRICS_FILE
-    lines = file.read_text().splitlines() if file.exists() else []
-    found = [parse_json(line, f"line {number} of {file}") for number, line in enumerate(lines, 1)]
-    steps, last = cell.config.usual.steps, found[-1]["step"] if found else 0
-    if last < steps:
-        raise ValueError(f"{file} ends at step {last:,} of {steps:,}: delete {cell.path} and run it again")
-    return found
+    if not folders:
+        raise ValueError("name the folders of one or more runs")
+    sections = [section for folder in folders for section in _sections(folder)]
+    names = [section.name for section in sections]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two folders have the same name, or two the experiment: {', '.join(sorted(twice))}")
+    for section in sections:
+        section.keep(tables)
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
+    environment.tests["number"] = lambda text: bool(_NUMBER.match(text))
+    title = " and ".join(folder.resolve().name for folder in folders)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, environment.get_template("report.html").render(title=title, sections=sections))
+    return output
 
 
-def whole(lines: list[dict[str, Any]], measure: str) -> list[dict[str, Any]]:
-    """Those with a measure; of means over the last 20 episodes those in which 20 have ended, for the first to end are
-    the short ones, which are the successful ones."""
-    few = RECENT_EPISODES if measure.startswith("recent_") else 0
-    return [line for line in lines if measure in line and line.get("episodes", few) >= few]
+def _sections(folder: Path) -> list[Section]:
+    if (folder / PAPER_FILE).is_file():
+        return _of_paper(remembered(folder))
+    return _of_benchmark(Benchmark.finished(folder))
 
 
-def steps_to_near_optimum(lines: list[dict[str, Any]], optimum: float | None) -> int | None:
-    if optimum is None or optimum <= 0:  # 90 % of nothing says nothing
-        return None
-    near = (line["step"] for line in whole(lines, "recent_return") if line["recent_return"] >= NEAR_OPTIMUM * optimum)
-    return next(near, None)
+def _of_benchmark(benchmark: Benchmark) -> list[Section]:
+    """Everything that there is to say of one benchmark."""
+    name = benchmark.folder.resolve().name
+    found = [_comparison(name, benchmark.config.env, [benchmark])]
+    if programs.wrote_programs(benchmark):
+        found.append(_programs(f"{name}-programs", "Programs", [benchmark]))
+    if benchmark.config.transfer:
+        found.append(_transfer(f"{name}-unseen", "Unseen tasks", [benchmark]))
+    if benchmark.config.env == FOOD and benchmark.config.embedded and benchmark.learners:
+        found.append(_credit(f"{name}-credit", "Credit inside an action", [benchmark]))
+    made = [(file, (benchmark.folder / file).read_text()) for file in ("versions.txt", CONFIG_FILE)]
+    return [*found, Section(f"{name}-made", f"How {name} was made", details=made)]
 
 
-def write_tables(summary: Summary, folder: Path, console: Console) -> None:
-    """Print the table, and write it as ``table.md`` and, with every seed's numbers, as ``table.json``."""
-    header = ["agent", "seeds", "return: mean ± std", "min … max", "of optimum", "greedy", "success", "steps to 90 %"]
-    body = [_format(row, summary.optimal_return) for row in summary.rows]
-    body.append(
-        ["random policy", "", f"{summary.random_return:.4f}", *[""] * 3, f"{summary.random_success_rate:.0%}", ""]
-    )
-    if summary.optimal_return is not None:
-        body.append(["optimum", "", f"{summary.optimal_return:.4f}", "", "100 %", "", "", ""])
-    title = f"{summary.env}: {summary.steps:,} decisions a seed, then {summary.eval_episodes} episodes each"
-    table = rich.table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("agent", "return", "of best", "greedy", "success", "steps to 90 %"):  # what fits 80 columns
-        table.add_column(
-            name,
-            justify="left" if name == "agent" else "right",
-            no_wrap=name not in ("agent", "steps to 90 %"),
-            overflow="fold",
-            min_width=8 if name == "agent" else None,
+def _of_paper(asked: Asked) -> list[Section]:
+    """The experiments whose runs are all done, and by name those whose are not."""
+    found, missing = [], []
+    for name, benchmarks in asked.benchmarks.items():
+        experiment, config = EXPERIMENTS[name], asked.configs[name]
+        cells = [cell for benchmark in benchmarks for cell in benchmark.cells]
+        if left := sum(not cell.finished for cell in cells):
+            missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done.")
+            continue
+        section = _BUILDERS.get(name, _comparison)(name, experiment.title, benchmarks)
+        extra = _EXTRAS[name](benchmarks) if name in _EXTRAS else ([], [])
+        found.append(
+            replace(
+                section,
+                paragraphs=[experiment.question, *section.paragraphs, _LIMITS.get(config.scale, experiment.limits)],
+                pictures=[*extra[0], *section.pictures],
+                tables=[*extra[1], *section.tables],
+                details=[*section.details, ("Made with", _made_with(cells))],
+                command=config.command,
+            )
         )
-    for agent, _, mean, _, share, greedy, success, steps in body:
-        table.add_row(escape(agent), mean, share, greedy, success, _range(steps))
-    console.print(table)
-    Table(title, header, body, asdict(summary)).keep(folder / "table.md")
+    if any(config.quick for config in asked.configs.values()):
+        missing.insert(
+            0, "These runs are short ones (--quick), made to see that everything works. They say nothing else."
+        )
+    return [*found, *([Section("missing", "What is missing", missing)] if missing else [])]
 
 
-class Known(str):
-    """A number that has no interval, for chance has no part in it: a count, an exact value, one that was published."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows below a note that says what they are, and the numbers that they were made of."""
-
-    note: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numbers: dict[str, Any]
-
-    @property
-    def markdown(self) -> str:
-        lines = ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
-        return "\n".join(lines)
-
-    def keep(self, path: Path) -> None:
-        """Write it in Markdown, and the numbers beside it as JSON."""
-        write_atomically(path, f"{self.note}\n\n{self.markdown}\n")
-        write_atomically(path.with_suffix(".json"), json.dumps(self.numbers, indent=2, allow_nan=False) + "\n")
+def _made_with(cells: Sequence[Cell]) -> str:
+    found = Counter((cell.path / VERSIONS_FILE).read_text().strip() for cell in cells)
+    return "\n\n".join(f"{count} runs:\n{text}" for text, count in found.items())
 
 
-def _range(steps: str) -> str:
-    """The first and the last of several numbers of steps, as the terminal has room for."""
-    found = steps.split(", ")
-    reached = sorted((text for text in found if text != "never"), key=lambda text: int(text.replace(",", "") or 0))
-    if not reached:
-        return found[0]
-    ends = reached[0] if reached[0] == reached[-1] else f"{reached[0]} … {reached[-1]}"
-    return ends if len(reached) == len(found) else f"{ends}, {len(found) - len(reached)} never"
-
-
-def _format(row: Row, optimum: float | None) -> list[str]:
-    returns = np.array(row.returns)
-    spread = f" ± {returns.std(ddof=1):.4f}" if len(returns) > 1 else ""
-    steps = ", ".join("never" if steps is None else f"{steps:,}" for steps in row.steps_to_near_optimum)
-    return [
-        row.algo,
-        str(len(row.seeds)),
-        f"{returns.mean():.4f}{spread}",
-        f"{returns.min():.4f} … {returns.max():.4f}",
-        f"{returns.mean() / optimum:.1%}" if optimum else "",
-        f"{np.mean(row.greedy_returns):.4f}",
-        f"{np.mean(row.success_rates):.0%}",
-        steps if optimum is not None else "",
+def _comparison(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    for benchmark in benchmarks:
+        benchmark.check_seeds()
+    compared = [compare(benchmark) for benchmark in benchmarks]
+    picture = _picture(
+        "Learning curves: a thick line for the mean of each agent's runs, a band for its 95 % interval; of few agents "
+        "a thin line for each run.",
+        lambda path: draw_comparisons(benchmarks, path),
+    )
+    paragraphs = [
+        f"What it shows, in {benchmark.title}: {' '.join(sentences)}"
+        for benchmark, (_, sentences) in zip(benchmarks, compared, strict=True)
+        if sentences
     ]
+    return Section(name, title, paragraphs, [picture], [table for table, _ in compared], runs=benchmarks)
 
 
-def draw_curves(benchmark: Benchmark, summary: Summary, path: Path) -> Path:
-    """Mean return of the last 20 training episodes over decisions."""
-    figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
-    algos = benchmark.config.algos
-    for algo, colour in zip(algos, COLOURS * len(algos), strict=False):
-        draw_seeds(axes, algo, benchmark.of(algo), "recent_return", colour)
-    if summary.optimal_return is not None:
-        axes.axhline(summary.optimal_return, color="black", linestyle="--", linewidth=1, label="optimum")
-    axes.axhline(summary.random_return, color="grey", linestyle=":", linewidth=1.4, label="random policy")
-    axes.set_xlabel("decisions")
-    axes.set_ylabel("discounted return (mean of last 20 episodes)")
-    axes.set_title(benchmark.config.env)
-    axes.grid(alpha=0.25)
-    figure.legend(loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
+def _programs(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    table = programs.tabulate(benchmarks)
+    best = [
+        (f"{data}, {algo}: the best program, ROC AUC {standing['best']:.4f} (the most of many)", standing["program"])
+        for data, algos in table.numbers["sets"].items()
+        for algo, standing in algos.items()
+        if "program" in standing
+    ]
+    picture = _picture(
+        "Programs over decisions, a row for each data set.", lambda path: programs.draw(benchmarks, path)
+    )
+    return Section(name, title, [], [picture], [table], best, runs=benchmarks)
 
 
-def draw_seeds(
-    axes: Axes, algo: str, cells: list[Cell], measure: str, colour: str, style: str = "-", *, singly: bool = True
-) -> None:
-    """What the metrics of an agent's runs say of one measure: a thick line for their mean, a band for its 95 % interval
-    and, drawn ``singly`` too, a line for each seed."""
-    lines = [whole(read_metrics(cell), measure) for cell in cells]
-    curves = [([line["step"] for line in own], [line[measure] for line in own]) for own in lines if own]
-    if not curves:
-        return
-    grid = np.linspace(max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves), 200)
-    resampled = np.stack([np.interp(grid, *curve) for curve in curves])
-    for curve in curves if singly else []:
-        axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8, marker="o" if len(curve[0]) == 1 else None)
-    if len(curves) > 1:
-        axes.fill_between(grid, *interval_of_means(resampled), color=colour, alpha=0.15, linewidth=0)
-    label = f"{algo.rpartition(':')[2]} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
-    axes.plot(grid, resampled.mean(0), color=colour, linestyle=style, linewidth=2.2, label=label)
+def _transfer(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    (benchmark,) = benchmarks
+    found = transfer.gather(benchmark)
+    picture = _picture(
+        "Returns in worlds that were not trained in.", lambda path: transfer.draw(benchmark, found, path)
+    )
+    return Section(name, title, [], [picture], [transfer.tabulate(benchmark, found)], runs=benchmarks)
+
+
+def _credit(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    (benchmark,) = benchmarks
+    found = credit_study.study(benchmark)
+    picture = _picture(
+        "Advantage of each token of two actions at two decisions; colours by the square root of the amount.",
+        lambda path: credit_study.draw(found, path),
+    )
+    return Section(
+        name, title, [], [picture], [found.tabulate()], command=f"python -m benchmarks credit {benchmark.folder}"
+    )
+
+
+def _language(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
+    (benchmark,) = benchmarks
+    return Section(name, title, tables=[perplexity_table(benchmark)])
+
+
+_BUILDERS: dict[str, Callable[[str, str, Sequence[Benchmark]], Section]] = {
+    "programs": _programs,
+    "generalisation": _transfer,
+    "credit": _credit,
+    "language": _language,
+}
+"""Of experiments that are not shown as learning curves and a table of returns."""
+
+
+def _picture(caption: str, draw: Callable[[Path], Path]) -> Picture:
+    with tempfile.TemporaryDirectory() as folder:
+        data = draw(Path(folder) / "picture.png").read_bytes()
+    width = int.from_bytes(data[16:20])  # where a PNG has it
+    return Picture(caption, base64.b64encode(data).decode(), width)
+
+
+# --------------------------------------------------------------------------------- what single experiments have besides
+
+Extra = tuple[list[Picture], list[Table]]
+
+
+def _over_tasks(benchmarks: Sequence[Benchmark]) -> Extra:
+    profiles = _picture("Performance profiles over all worlds.", lambda path: draw_profiles(benchmarks, path))
+    return [profiles], [compare_over(benchmarks)]
+
+
+def _over_discounts(benchmarks: Sequence[Benchmark]) -> Extra:
+    (benchmark,) = benchmarks
+    found = {at: mean([runs_of(benchmark, algo).returns]) for at, algo in DISCOUNTS.items()}
+    picture = _picture(
+        "Return by the discount inside an action; 1 is POAD.",
+        lambda path: draw_against({"NTPO's family": found}, r"$\gamma_w$", "return", path, optimum_of(benchmark)),
+    )
+    return [picture], []
+
+
+def _over_lengths(benchmarks: Sequence[Benchmark]) -> Extra:
+    gaps: dict[str, dict[float, Interval]] = {_WITHOUT: {}, _FADING: {}}
+    returns: dict[str, dict[float, Interval]] = {algo: {} for algo in FAMILY}
+    for benchmark in benchmarks:
+        length = _tokens_per_action(benchmark)
+        for name, settings in ((_WITHOUT, ""), (_FADING, "[gae_lambda_token=0.95]")):
+            poad, ntpo = (runs_of(benchmark, algo + settings).returns for algo in ("poad", "ntpo"))
+            gaps[name][length] = mean_difference(poad, ntpo)
+        for algo in FAMILY:
+            returns[algo][length] = mean([runs_of(benchmark, algo).returns])
+    label, optimum = "tokens per action (mean)", optimum_of(benchmarks[0])
+    return [
+        _picture(
+            "What POAD is ahead of NTPO, by the length of actions in tokens.",
+            lambda path: draw_against(gaps, label, "return of POAD − return of NTPO", path),
+        ),
+        _picture(
+            "Return by the length of actions in tokens (λ_w = 1).",
+            lambda path: draw_against(returns, label, "return", path, optimum),
+        ),
+    ], []
+
+
+def _tokens_per_action(benchmark: Benchmark) -> float:
+    """The mean over a world's phrases, the end token among them."""
+    tokenizer = load_tokenizer(benchmark.config.model or "embedded")
+    phrases = gym.make(benchmark.config.env, interface="text").unwrapped.get_wrapper_attr("action_names")
+    return float(np.mean([len(tokenizer.encode_action(phrase)) for phrase in phrases]))
+
+
+_EXTRAS: dict[str, Callable[[Sequence[Benchmark]], Extra]] = {
+    "curves": _over_tasks,
+    "discount": _over_discounts,
+    "length": _over_lengths,
+}
+assert _EXTRAS.keys() | _BUILDERS.keys() <= EXPERIMENTS.keys()

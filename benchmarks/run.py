@@ -22,13 +22,13 @@ import torch
 from rich.console import Console
 
 from benchmarks.cell import CONFIG_FILE, Benchmark, Cell, run_cell
+from benchmarks.comparison import write_comparison
 from benchmarks.config import BenchmarkConfig, parse_variant
 from benchmarks.credit_study import draw as draw_credit
 from benchmarks.credit_study import study
 from benchmarks.display import Display
 from benchmarks.language_ability import harness_table, perplexity_table
 from benchmarks.programs import write_programs, wrote_programs
-from benchmarks.report import draw_curves, summarise, write_tables
 from benchmarks.transfer import write_transfer
 from benchmarks.versions import VERSIONS_FILE, versions
 from lang_envs.files import write_atomically
@@ -126,13 +126,11 @@ def _run_benchmark(benchmark: Benchmark) -> Path:
     console = Console()
     started = time.monotonic()
     run_cells(benchmark.cells, config.env, folder, config.workers, console, f"make bench RESUME={folder}")
-    summary = summarise(benchmark)
-    write_tables(summary, folder, console)
+    write_comparison(benchmark, folder, console)
     if wrote_programs(benchmark):
         write_programs([benchmark], folder, console)
     if config.transfer:
         write_transfer(benchmark, folder, console)
-    console.print(f"figure: {draw_curves(benchmark, summary, folder / 'curves.png')}", soft_wrap=True)
     adapters = [cell.path / CHECKPOINTS_FOLDER / LAST / ADAPTER_FOLDER for cell in benchmark.cells]
     for adapter in filter(Path.exists, adapters):
         console.print(f"adapter (PEFT): {adapter}", soft_wrap=True)

@@ -14,7 +14,7 @@ from scipy.stats import mannwhitneyu
 
 _RESAMPLES = 10_000
 
-Runs = Sequence[float] | np.ndarray
+Values = Sequence[float] | np.ndarray
 """One number of each seed."""
 
 
@@ -25,24 +25,28 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def shown(self, form: str = "{:.3f}") -> str:
+        """As text, ``"0.750 [0.700, 0.800]"``."""
+        return f"{form.format(self.value)} [{form.format(self.low)}, {form.format(self.high)}]"
 
-def interquartile_mean(tasks: Sequence[Runs]) -> Interval:
+
+def interquartile_mean(tasks: Sequence[Values]) -> Interval:
     """Mean of the middle half of all runs of one or more tasks: less moved by one lucky seed than the mean, and by more
     seeds than the median."""
     return _interval(lambda *runs: _trimmed_mean(np.concatenate(runs, -1)), tasks)
 
 
-def mean(tasks: Sequence[Runs]) -> Interval:
+def mean(tasks: Sequence[Values]) -> Interval:
     """Mean over tasks of the mean over seeds."""
     return _interval(lambda *runs: np.mean([run.mean(-1) for run in runs], 0), tasks)
 
 
-def mean_difference(ours: Runs, theirs: Runs) -> Interval:
+def mean_difference(ours: Values, theirs: Values) -> Interval:
     """How much our mean is above theirs; the runs of the two are drawn anew apart from each other."""
     return _interval(lambda a, b: a.mean(-1) - b.mean(-1), [ours, theirs])
 
 
-def probability_of_improvement(ours: Sequence[Runs], theirs: Sequence[Runs]) -> Interval:
+def probability_of_improvement(ours: Sequence[Values], theirs: Sequence[Values]) -> Interval:
     """How probable it is that a run of ours beats one of theirs, a tie counting half; the mean over tasks.
 
     0.5 says nothing. An interval that holds 0.5 says that the seeds do not tell the two apart.
@@ -65,7 +69,7 @@ def probability_of_improvement(ours: Sequence[Runs], theirs: Sequence[Runs]) -> 
     return _interval(statistic, [*ours, *theirs])
 
 
-def differ(ours: Runs, others: Mapping[str, Runs], level: float = 0.05) -> dict[str, bool]:
+def differ(ours: Values, others: Mapping[str, Values], level: float = 0.05) -> dict[str, bool]:
     """Whether runs tell ours apart from each of several others: Mann and Whitney's rank test, two-sided, with Holm's
     correction, so that one wrong verdict among all is no more probable than ``level``."""
     values = {name: float(mannwhitneyu(ours, theirs).pvalue) for name, theirs in others.items()}
@@ -76,7 +80,7 @@ def differ(ours: Runs, others: Mapping[str, Runs], level: float = 0.05) -> dict[
     return {name: found[name] for name in others}
 
 
-def performance_profile(tasks: Sequence[Runs], thresholds: Sequence[float]) -> list[Interval]:
+def performance_profile(tasks: Sequence[Values], thresholds: Sequence[float]) -> list[Interval]:
     """The share of runs above each threshold, tasks counted alike; fractions of runs, from 1 down to 0."""
     return [
         _interval(lambda *runs, at=at: np.mean([(run > at).mean(-1) for run in runs], 0), tasks) for at in thresholds
@@ -89,7 +93,7 @@ def _trimmed_mean(values: np.ndarray) -> np.ndarray:
     return np.sort(values, -1)[..., cut : values.shape[-1] - cut].mean(-1)
 
 
-def _interval(statistic: Callable[..., np.ndarray], samples: Sequence[Runs]) -> Interval:
+def _interval(statistic: Callable[..., np.ndarray], samples: Sequence[Values]) -> Interval:
     """Percentile bootstrap in which the seeds of every task are drawn anew among themselves (stratified).
 
     Raises

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import matplotlib
 import numpy as np
-import rich.table
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 
 from benchmarks.cell import Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
+from benchmarks.curves import COLOURS
 from benchmarks.presets import PAPER_TRANSFER
-from benchmarks.report import COLOURS, Known, Table
-from benchmarks.statistics import bootstrap_mean
+from benchmarks.statistics import Interval, bootstrap_mean
+from benchmarks.tables import Known, Table
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 UNTRAINED = "untrained"
-_INTERVAL = re.compile(r" \[.*?\]")  # has no room in a terminal
 _NOTE = (
     "Mean discounted return, then the share of episodes that succeed, each with its 95 % interval{where} (bootstrap "
     "over seeds and over the episodes of each); actions are sampled. The agents were trained in {trained_in} alone, "
@@ -87,19 +84,8 @@ def write_transfer(benchmark: Benchmark, folder: Path, console: Console) -> None
     """Print the table, write it as ``transfer.md`` and ``transfer.json``, and draw it as ``transfer.png``."""
     found = gather(benchmark)
     table = tabulate(benchmark, found)
-    shown = rich.table.Table(
-        title="In worlds that were not trained in: mean return, success", title_justify="left", box=SIMPLE_HEAD
-    )
-    for name in table.header:
-        shown.add_column(
-            escape(name),
-            justify="left" if name == "task" else "right",
-            overflow="fold",
-            min_width=14 if name == "task" else None,
-        )
-    for row in table.rows:
-        shown.add_row(*map(escape, (_short(row[0]), *(_INTERVAL.sub("", cell) for cell in row[1:]))))
-    console.print(shown)
+    short = replace(table, rows=[(_short(env), *cells) for env, *cells in table.rows])
+    short.show(console, "In worlds that were not trained in: mean return, success")
     console.print(_note(benchmark.config, where=" in transfer.md"), style="dim", markup=False)
     table.keep(folder / "transfer.md")
     console.print(f"figure: {draw(benchmark, found, folder / 'transfer.png')}", soft_wrap=True)
@@ -125,9 +111,8 @@ def _note(config: BenchmarkConfig, where: str = " in brackets") -> str:
 
 
 def _cell(found: dict[str, Any]) -> str:
-    mean, low, high = found["sampled_return"].values()
-    success, fewest, most = (100 * share for share in found["sampled_success"].values())
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}] {success:.0f}% [{fewest:.0f}, {most:.0f}]"
+    returned, success = (Interval(**found[f"sampled_{measure}"]) for measure in ("return", "success"))
+    return f"{returned.shown()} {success.shown('{:.0%}')}"
 
 
 def _paper_cell(found: tuple[float, float] | None) -> str:

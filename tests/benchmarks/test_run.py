@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.config import AgentOverrides, BenchmarkConfig
+from benchmarks.curves import steps_to_near_optimum
 from benchmarks.presets import USUAL, Usual, preset_settings
-from benchmarks.report import steps_to_near_optimum
 from trainers.agents.settings import Settings, TokenLevelSettings, TwosomeSettings, resolve
 from trainers.loop import alone_in
 
@@ -46,10 +46,10 @@ def test_a_benchmark_leaves_table_figure_metrics_and_adapters(tmp_path: Path) ->
     run = only_run(tmp_path)
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     table = json.loads((run / "table.json").read_text())
-    assert [row["algo"] for row in table["rows"]] == ["poad", "random"]
-    assert table["optimal_return"] == pytest.approx(0.920518)
+    assert list(table["runs"]) == ["poad", "random"]
+    assert table["optimum"] == pytest.approx(0.920518)
     assert "optimum" in (run / "table.md").read_text()
-    assert "steps to 90 %" in done.stdout
+    assert "decisions to 90 %" in done.stdout
     cell = run / "poad" / "seed-0"
     settings = json.loads((cell / "agent.json").read_text())["settings"]
     assert settings["actor_lr"] == 0.0007, "an option given changes the resolved configuration"
@@ -133,9 +133,9 @@ def test_a_third_partys_agent_runs_in_a_benchmark(tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(PLUGIN)
     done = benchmark("run", "--algo", "my_module:Wise", *SMALL, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads((only_run(tmp_path) / "table.json").read_text())["rows"]
-    assert row["returns"] == [pytest.approx(0.920518)]
-    assert row["success_rates"] == [1.0]
+    (wise,) = json.loads((only_run(tmp_path) / "table.json").read_text())["runs"].values()
+    assert wise["returns"] == [pytest.approx(0.920518)]
+    assert wise["success"] == [1.0]
 
 
 def test_a_run_that_fails_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_the_paper_has_no_preset_for_what_it_did_not_run() -> None:
         preset_settings("paper", "DataSciCoding-airlines-v0", "twosome")
 
 
-def teststeps_to_near_optimum_is_the_first_step_at_nine_tenths() -> None:
+def test_steps_to_near_optimum_is_the_first_step_at_nine_tenths() -> None:
     lines = [{"step": 10}, {"step": 20, "recent_return": 0.5}, {"step": 30, "recent_return": 0.91}]
     assert steps_to_near_optimum(lines, 1.0) == 30
     assert steps_to_near_optimum(lines, 2.0) is None

@@ -18,9 +18,9 @@ from benchmarks.cell import CONFIG_FILE, RESULT_FILE, Benchmark
 from benchmarks.comparison import compare, runs_of
 from benchmarks.config import BenchmarkConfig
 from benchmarks.experiments import EXPERIMENTS, FOOD
-from benchmarks.html import Section, write_report
 from benchmarks.paper import PaperConfig, remember, remembered
-from benchmarks.report import Known, Table
+from benchmarks.report import Section, write_report
+from benchmarks.tables import Known, Table
 from benchmarks.versions import VERSIONS_FILE
 from trainers.embedded_lm.pretrain import Reading
 
@@ -84,7 +84,7 @@ def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
 
 def test_agents_are_told_apart_where_runs_suffice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = {"poad": (0.9, 0.8, 0.7, 0.8, 0.8), "ntpo": (0.3, 0.2, 0.75, 0.1, 0.1), "random": (0.7, 0.8, 0.9, 0.8, 0.8)}
-    monkeypatch.setattr("test_html.RETURNS", ends)
+    monkeypatch.setattr("test_report.RETURNS", ends)
     table, verdicts = compare(write_run(tmp_path / "run", seeds=5))
     poad, ntpo, _, _ = (dict(zip(table.header, row, strict=True)) for row in table.rows)
     # of the 25 pairs POAD is above in all but 0.7 against 0.75

@@ -1,0 +1,70 @@
+"""What runs wrote while they learnt, read and drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from benchmarks.cell import Cell
+from benchmarks.statistics import interval_of_means
+from lang_envs.files import parse_json
+from trainers.loop import METRICS_FILE, RECENT_EPISODES
+
+matplotlib.use("Agg")
+from matplotlib.axes import Axes
+
+NEAR_OPTIMUM = 0.9
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which colour-blind readers can tell apart."""
+
+
+def read_metrics(cell: Cell) -> list[dict[str, Any]]:
+    """What a finished run wrote while it learnt.
+
+    Raises
+    ------
+    ValueError
+        If that is damaged, or ends before the run did.
+    """
+    file = cell.path / METRICS_FILE
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = [parse_json(line, f"line {number} of {file}") for number, line in enumerate(lines, 1)]
+    steps, last = cell.config.usual.steps, found[-1]["step"] if found else 0
+    if last < steps:
+        raise ValueError(f"{file} ends at step {last:,} of {steps:,}: delete {cell.path} and run it again")
+    return found
+
+
+def whole(lines: list[dict[str, Any]], measure: str) -> list[dict[str, Any]]:
+    """Those with a measure; of means over the last 20 episodes those in which 20 have ended, for the first to end are
+    the short ones, which are the successful ones."""
+    few = RECENT_EPISODES if measure.startswith("recent_") else 0
+    return [line for line in lines if measure in line and line.get("episodes", few) >= few]
+
+
+def steps_to_near_optimum(lines: list[dict[str, Any]], optimum: float | None) -> int | None:
+    if optimum is None or optimum <= 0:  # 90 % of nothing says nothing
+        return None
+    near = (line["step"] for line in whole(lines, "recent_return") if line["recent_return"] >= NEAR_OPTIMUM * optimum)
+    return next(near, None)
+
+
+def draw_seeds(
+    axes: Axes, algo: str, cells: list[Cell], measure: str, colour: str, style: str = "-", *, singly: bool = True
+) -> None:
+    """What the metrics of an agent's runs say of one measure: a thick line for their mean, a band for its 95 % interval
+    and, drawn ``singly`` too, a line for each seed."""
+    lines = [whole(read_metrics(cell), measure) for cell in cells]
+    curves = [([line["step"] for line in own], [line[measure] for line in own]) for own in lines if own]
+    if not curves:
+        return
+    grid = np.linspace(max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves), 200)
+    resampled = np.stack([np.interp(grid, *curve) for curve in curves])
+    for curve in curves if singly else []:
+        axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8, marker="o" if len(curve[0]) == 1 else None)
+    if len(curves) > 1:
+        axes.fill_between(grid, *interval_of_means(resampled), color=colour, alpha=0.15, linewidth=0)
+    label = f"{algo.rpartition(':')[2]} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
+    axes.plot(grid, resampled.mean(0), color=colour, linestyle=style, linewidth=2.2, label=label)
