@@ -184,8 +184,11 @@ def _of_paper(asked: Asked) -> list[Section]:
 
 
 def _made_with(cells: Sequence[Cell]) -> str:
-    found = Counter((cell.path / VERSIONS_FILE).read_text().strip() for cell in cells)
-    return "\n\n".join(f"{count} runs:\n{text}" for text, count in found.items())
+    """What all runs are made with, then what only some are, such as the commit of the day."""
+    texts = [(cell.path / VERSIONS_FILE).read_text().split("\n") for cell in cells]
+    common = [line for line in texts[0] if line and all(line in text for text in texts)]
+    others = Counter("; ".join(line for line in text if line and line not in common) for text in texts)
+    return "\n".join([*common, *(f"{count} runs: {text}" for text, count in others.items() if text)])
 
 
 def _comparison(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:

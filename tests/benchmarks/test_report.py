@@ -153,12 +153,12 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
         fill(benchmark)
     for benchmark in (*asked["discount"], *asked["length"]):
         for cell in benchmark.cells:
-            (cell.path / VERSIONS_FILE).write_text("this version\n" if cell.seed else "another version\n")
+            (cell.path / VERSIONS_FILE).write_text(f"torch\ncommit {cell.seed}\npeft\n")
     moved = tmp_path / "moved"
     folder.rename(moved)
     page = unescape(write_report([moved], tmp_path / "page.html", tmp_path / "kept").read_text())
     text = (tmp_path / "kept" / "discount.md").read_text()
-    assert "6 runs:\nanother version\n\n6 runs:\nthis version\n" in text
+    assert "torch\npeft\n6 runs: commit 0\n6 runs: commit 1\n" in text
     assert "python -m benchmarks paper --only discount --seeds 2\n" in text
     assert not [file for file in (tmp_path / "kept").glob("*.[jm]*") if str(tmp_path) in file.read_text()]
     for name in ("discount", "length"):
