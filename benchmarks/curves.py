@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import matplotlib
@@ -35,6 +36,12 @@ def read_metrics(cell: Cell) -> list[dict[str, Any]]:
     if last < steps:
         raise ValueError(f"{file} ends at step {last:,} of {steps:,}: delete {cell.path} and run it again")
     return found
+
+
+def hours(cells: Iterable[Cell]) -> float:
+    """What finished runs took to play and to learn, one after the other; without starting and evaluation."""
+    timings = [line["timing"] for cell in cells for line in read_metrics(cell) if "timing" in line]
+    return sum(timing["rollout_seconds"] + timing["learn_seconds"] for timing in timings) / 3600
 
 
 def whole(lines: list[dict[str, Any]], measure: str) -> list[dict[str, Any]]:

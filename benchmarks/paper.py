@@ -20,6 +20,7 @@ from rich.table import Table
 from benchmarks.action_length import QUICK, READING, base_model
 from benchmarks.cell import Benchmark, Cell
 from benchmarks.config import AgentOverrides, BenchmarkConfig, parse_variant
+from benchmarks.curves import hours
 from benchmarks.experiments import EXPERIMENTS, Experiment, Panel
 from benchmarks.footprint import footprint
 from benchmarks.presets import usual
@@ -225,8 +226,10 @@ def _show_plan(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], cons
                 table.add_row(escape(algo), *_plan_of(benchmark, algo, with_memory=large))
             console.print(table)
     cells = distinct(benchmarks)
+    done = [cell for cell in cells if cell.finished]
+    took = f" ({hours(done):.1f} hours of training, one after the other)" if done else ""
     console.print(
-        f"{len(cells)} distinct runs, {sum(cell.finished for cell in cells)} of them done, in {config.folder}."
+        f"{len(cells)} distinct runs, {len(done)} of them done{took}, in {config.folder}."
         + " GiB: an estimate by the model's shape, of base, adapter, activations and logits." * large,
         soft_wrap=True,
     )

@@ -30,6 +30,7 @@ from benchmarks.comparison import (
     optimum_of,
     runs_of,
 )
+from benchmarks.curves import hours
 from benchmarks.experiments import DISCOUNTS, EXPERIMENTS, FAMILY, FOOD
 from benchmarks.language_ability import perplexity_table
 from benchmarks.paper import PAPER_FILE, Asked, remembered
@@ -188,7 +189,8 @@ def _made_with(cells: Sequence[Cell]) -> str:
     texts = [(cell.path / VERSIONS_FILE).read_text().split("\n") for cell in cells]
     common = [line for line in texts[0] if line and all(line in text for text in texts)]
     others = Counter("; ".join(line for line in text if line and line not in common) for text in texts)
-    return "\n".join([*common, *(f"{count} runs: {text}" for text, count in others.items() if text)])
+    took = f"{len(cells)} runs: {hours(cells):.1f} hours of training, if done one after the other"
+    return "\n".join([*common, *(f"{count} runs: {text}" for text, count in others.items() if text), took])
 
 
 def _comparison(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
