@@ -257,7 +257,10 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
         axes.set_title(benchmark.title, fontsize="medium")
         axes.grid(alpha=0.25)
     lines, names = max((axes.get_legend_handles_labels() for axes in panels.flat), key=lambda found: len(found[0]))
-    if lines:  # of runs in which 20 episodes ended
+    if len({benchmark.config.algos for benchmark in benchmarks}) > 1:
+        for axes in panels.flat[: len(benchmarks)]:
+            axes.legend(fontsize="x-small")
+    elif lines:  # of runs in which 20 episodes ended
         figure.legend(lines, names, loc="outside lower center", ncols=2, fontsize="small")
     for axes in panels.flat[len(benchmarks) :]:
         axes.set_axis_off()
@@ -288,6 +291,8 @@ def draw_against(
     """Intervals over numbers, a line for each series."""
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for (name, found), colour in zip(series.items(), COLOURS * len(series), strict=False):
+        if not found:
+            continue
         value, low, high = np.array([found[at] for at in sorted(found)]).T
         spread = np.stack([value - low, high - value]).clip(0)
         axes.errorbar(sorted(found), value, yerr=spread, color=colour, marker="o", capsize=3, label=name)

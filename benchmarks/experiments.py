@@ -56,6 +56,7 @@ _SEARCHED_WHOLE = (*_WHOLE, *(algo for rate in _RATES for algo in _with(f"behavi
 _UNDISCOUNTED = _with("gamma=1.0", ("poad", "twosome"))
 _ENDING = _with("gamma=1.0,truncation_is_termination=True", ("poad", "twosome"))
 _UNHURRIED = _with("gamma=1.0,entropy_coefficient=0.0", ("poad", "twosome"))
+_FADING = _with("gae_lambda_token=0.95", TOKEN_LEVEL)
 _NO_BONUS, _PAPERS_BONUS = _with("entropy_coefficient=0.0", FAMILY), _with("entropy_level=token", TOKEN_LEVEL)
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -85,7 +86,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "has met any reward, and TWOSOME has none of that kind.",
         "What it cannot show: which bonus is best. Its coefficient is the same everywhere, but losses are means over "
         "tokens or, for TWOSOME, actions: it weighs as many times more for POAD and NTPO as an action has tokens.",
-        tuple(Panel(env, (*FAMILY, *_NO_BONUS, *_PAPERS_BONUS)) for env in (SALAD, FOOD)),
+        tuple(Panel(env, algos) for algos in (FAMILY, _NO_BONUS, _PAPERS_BONUS) for env in (SALAD, FOOD)),
         scales=("embedded",),
     ),
     "programs": Experiment(
@@ -118,10 +119,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "What it cannot show: length apart from all that goes with it, for prompts grow longer with actions, the three "
         "base models are not one, and an entropy bonus weighs more, the more tokens an action has (TWOSOME's does "
         "not; hence the runs without one).",
-        tuple(
-            Panel(FOOD, (*FAMILY, *_with("gae_lambda_token=0.95", TOKEN_LEVEL), *_NO_BONUS), name)
-            for name in GRANULARITIES
-        ),
+        tuple(Panel(FOOD, algos, name) for name in GRANULARITIES for algos in ((*FAMILY, *_FADING), _NO_BONUS)),
         scales=("embedded",),
     ),
     "behaviour": Experiment(

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -45,7 +46,12 @@ _LIMITS = {
     "than their credit: entropy bonus, minibatches, epochs."
 }
 """Of experiments at another scale than the embedded one, for which their own are written."""
-_WITHOUT, _FADING = r"$\lambda_w = 1$", r"$\lambda_w = 0.95$"
+_SETTINGS = {
+    "with an entropy bonus": "",
+    "the same, λ_w = 0.95": "[gae_lambda_token=0.95]",
+    "without a bonus": "[entropy_coefficient=0.0]",
+}
+"""Under which agents are compared by the length of their actions."""
 _BARE_NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+ ?%?")
 _NUMBER = re.compile(r"[-+−]?\d")
 
@@ -287,24 +293,30 @@ def _over_discounts(benchmarks: Sequence[Benchmark]) -> Extra:
 
 
 def _over_lengths(benchmarks: Sequence[Benchmark]) -> Extra:
-    gaps: dict[str, dict[float, Interval]] = {_WITHOUT: {}, _FADING: {}}
-    returns: dict[str, dict[float, Interval]] = {algo: {} for algo in FAMILY}
+    gaps: dict[str, dict[float, Interval]] = {name: {} for name in _SETTINGS}
+    returns: dict[str, dict[str, dict[float, Interval]]] = {
+        name: {algo + settings: {} for algo in FAMILY} for name, settings in _SETTINGS.items()
+    }
     for benchmark in benchmarks:
         length = _tokens_per_action(benchmark)
-        for name, settings in ((_WITHOUT, ""), (_FADING, "[gae_lambda_token=0.95]")):
-            poad, ntpo = (runs_of(benchmark, algo + settings).returns for algo in ("poad", "ntpo"))
-            gaps[name][length] = mean_difference(poad, ntpo)
-        for algo in FAMILY:
-            returns[algo][length] = mean([runs_of(benchmark, algo).returns])
+        for name, settings in _SETTINGS.items():
+            own = {algo: runs_of(benchmark, algo).returns for algo in returns[name] if algo in benchmark.config.algos}
+            for algo, values in own.items():
+                returns[name][algo][length] = mean([values])
+            if own:
+                gaps[name][length] = mean_difference(own["poad" + settings], own["ntpo" + settings])
     label, optimum = "tokens per action (mean)", optimum_of(benchmarks[0])
     return [
         _picture(
             "What POAD is ahead of NTPO, by the length of actions in tokens.",
             lambda path: draw_against(gaps, label, "return of POAD − return of NTPO", path),
         ),
-        _picture(
-            "Return by the length of actions in tokens (λ_w = 1).",
-            lambda path: draw_against(returns, label, "return", path, optimum),
+        *(
+            _picture(
+                f"Return by the length of actions in tokens: {name}.",
+                partial(draw_against, found, label, "return", optimum=optimum),
+            )
+            for name, found in returns.items()
         ),
     ], []
 
