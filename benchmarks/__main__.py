@@ -74,8 +74,8 @@ class ReportConfig:
     output: Path | None = None
     """The page (default: report.html in the first folder)."""
     tables: Path | None = None
-    """Where texts, tables, pictures and a line of each run are kept too (default: the folder report beside the
-    page)."""
+    """Where texts, tables, pictures and a line of each run are kept too (default: a folder beside the page, of its
+    name without the suffix)."""
 
 
 def main() -> None:
@@ -118,6 +118,7 @@ def main() -> None:
 
 def _report(config: ReportConfig) -> None:
     page = config.output or Path(*config.folders[:1], "report.html")
+    page = page.with_suffix(page.suffix or ".html")
     tables = config.tables or page.with_suffix("")
     write_report(config.folders, page, tables)
     print(f"page: {page}\ntexts, tables and pictures: {tables}")

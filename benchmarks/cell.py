@@ -75,6 +75,8 @@ class Cell:
         return read_json(file) if file.exists() else {}
 
     def unplayed(self, stage: str) -> list[str]:
+        if stage == "untrained" and self.algo != self.config.algos[0]:
+            return []  # untrained they are all alike
         played = self.played(stage)
         return [env for env in self.config.transfer if env not in played]
 
@@ -174,17 +176,22 @@ class Benchmark:
         Raises
         ------
         ValueError
-            If it is not.
+            If it is not, or a run of it was begun with another plan.
         """
         benchmark = cls.load(folder)
+        for cell in benchmark.cells:
+            cell.check()
         if unfinished := [cell.path for cell in benchmark.cells if not cell.finished]:
             raise ValueError(f"{unfinished[0]} is not finished: make bench RESUME={folder}")
         return benchmark
 
     @property
     def title(self) -> str:
-        """Its world, and its model where that is not the embedded one."""
-        return self.config.env if self.config.embedded else f"{self.config.env} in {Path(str(self.config.model)).name}"
+        """Its world, its model where that is not the embedded one, and the settings that all its agents share."""
+        config = self.config
+        world = config.env if config.embedded else f"{config.env} in {Path(str(config.model)).name}"
+        (settings, *others) = {algo.partition("[")[2].removesuffix("]") for algo in config.algos}
+        return world if others or not settings else f"{world}, {settings}"
 
     @property
     def cells(self) -> list[Cell]:

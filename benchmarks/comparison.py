@@ -9,17 +9,18 @@ from functools import lru_cache
 from pathlib import Path
 
 import gymnasium as gym
-import matplotlib
 import numpy as np
+from matplotlib import pyplot as plt
 from rich.console import Console
 
 import trainers
 from benchmarks.cell import Benchmark
-from benchmarks.curves import COLOURS, NEAR_OPTIMUM, draw_seeds, read_metrics, steps_to_near_optimum
+from benchmarks.curves import COLOURS, NEAR_OPTIMUM, draw_seeds, read_metrics, save, steps_to_near_optimum
 from benchmarks.programs import wrote_programs
 from benchmarks.statistics import (
     Interval,
     Values,
+    can_differ,
     differ,
     interquartile_mean,
     mean,
@@ -29,13 +30,8 @@ from benchmarks.statistics import (
 from benchmarks.tables import Known, Table
 from trainers.agents.random import RandomAgent
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
 _FEW = 4
 """Agents whose single runs can be told apart in one picture."""
-_ENOUGH = 5
-"""Runs of each agent: of fewer, no test can tell two agents apart."""
 _LEARNT = ("kl", "skipped")
 """What only agents that learn by PPO have."""
 _IN_TERMINAL = ("agent", "return", "greedy", "success", "decisions to 90 %")
@@ -46,15 +42,15 @@ _TOO_FEW = "n = {} runs of each agent are too few to say who is better."
 class Runs:
     """What the finished runs of one agent came to, a value for each seed.
 
-    ``steps`` counts decisions until the mean return of the last 20 training episodes first reaches 90 % of the optimum;
-    a run that never does counts with all its decisions. ``fell`` counts the runs that were below half of the optimum
-    at any time after that.
+    ``decisions_to_near_optimum`` counts until the mean return of the last 20 training episodes first reaches 90 % of
+    the optimum; a run that never does counts with all its decisions. ``fell`` counts the runs that were below half of
+    the optimum at any time after that.
     """
 
     returns: list[float]
     greedy: list[float]
     success: list[float]
-    steps: list[float]
+    decisions_to_near_optimum: list[float]
     never: int
     fell: int
     kl: list[float]
@@ -77,7 +73,10 @@ def random_returns(benchmark: Benchmark) -> np.ndarray | None:
         return None
     config = benchmark.config
     agent = RandomAgent(gym.make(config.env, **config.env_options))
-    return trainers.evaluate(agent, config.env, config.eval_episodes, **config.env_options).returns
+    try:
+        return trainers.evaluate(agent, config.env, max(2, config.eval_episodes), **config.env_options).returns
+    except NotImplementedError:  # a world of open text that does not say what a random policy says
+        return None
 
 
 def runs_of(benchmark: Benchmark, algo: str) -> Runs:
@@ -91,7 +90,9 @@ def runs_of(benchmark: Benchmark, algo: str) -> Runs:
         returns=[result["sampled"]["return"] for result in results],
         greedy=[result["greedy"]["return"] for result in results],
         success=[result["sampled"]["success"] for result in results],
-        steps=[curve[-1]["step"] if at is None else at for at, curve in zip(reached, curves, strict=True)],
+        decisions_to_near_optimum=[
+            curve[-1]["step"] if at is None else at for at, curve in zip(reached, curves, strict=True)
+        ],
         never=reached.count(None),
         fell=sum(_fell(curve, at, optimum) for curve, at in zip(curves, reached, strict=True)),
         kl=[_mean_of(curve, "approximate_kl") for curve in curves],
@@ -112,9 +113,11 @@ def _mean_of(curve: list[dict[str, float]], measure: str) -> float:
 def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
     """A row for each agent, and sentences that say which of them the runs tell apart from the first."""
     algos, optimum = benchmark.config.algos, optimum_of(benchmark)
-    enough = benchmark.config.seeds >= _ENOUGH
+    share = optimum is not None and optimum > 0  # of anything else a share says nothing
+    enough = can_differ(benchmark.config.seeds, len(algos) - 1)
     runs = {algo: runs_of(benchmark, algo) for algo in algos}
     first = runs[algos[0]]
+    learnt = not all(np.isnan(own.kl).all() for own in runs.values())
     rows, better = [], {}
     for algo, own in runs.items():
         row = {
@@ -124,16 +127,17 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
             "interquartile mean": _over(own.returns, statistic=interquartile_mean),
             "lowest … highest": f"{min(own.returns):.3f} … {max(own.returns):.3f}",
         }
-        if optimum:
+        if share:
             row["of optimum"] = _over(np.array(own.returns) / optimum, "{:.1%}")
         row["greedy"] = _over(own.greedy)
         row["success"] = _over(own.success, "{:.0%}")
-        if optimum:
-            never = f", {own.never} of {len(own.steps)} never" if own.never else ""
-            row["decisions to 90 %"] = _over(own.steps, "{:,.0f}") + never
-            row["fell back"] = f"{own.fell} of {len(own.steps)}"
-        row["approximate KL"] = _over(own.kl, "{:.4f}")
-        row["skipped steps"] = _over(own.skipped, "{:.0%}")
+        if share:
+            never = f", {own.never} of {len(own.returns)} never" if own.never else ""
+            row["decisions to 90 %"] = _over(own.decisions_to_near_optimum, "{:,.0f}") + never
+            row["fell back"] = f"{own.fell} of {len(own.returns)}"
+        if learnt:
+            row["approximate KL"] = _over(own.kl, "{:.4f}")
+            row["skipped steps"] = _over(own.skipped, "{:.0%}")
         rows.append(row)
         if enough:
             better[algo] = probability_of_improvement([first.returns], [own.returns])
@@ -141,24 +145,24 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
     cells = [tuple(row.values()) for row in rows]
     if (chance := random_returns(benchmark)) is not None:
         known = {"agent": "random policy", "n": f"{len(chance)} episodes", "return": _over(chance)}
-        if optimum:
+        if share:
             known["of optimum"] = _over(chance / optimum, "{:.1%}")
         cells.append(tuple(known.get(name, "") for name in rows[0]))
     note = (
         f"{benchmark.title}, {benchmark.config.usual.steps:,} decisions a run; returns of "
         f"{benchmark.config.eval_episodes} episodes after training, actions sampled (greedy: the most probable). "
-        f"Decisions to 90 %: until the mean return of 20 training episodes reaches {NEAR_OPTIMUM:.0%} of the optimum"
-        + (f" ({optimum:.4f})" if optimum else "")
-        + "; a run that never does counts with all its decisions. Fell back: was below half of the optimum at any time "
-        "after that. Skipped: steps of the adapter that the KL threshold "
-        "forbade. KL is that of a token, of TWOSOME that of an action."
-        + f" {algos[0]} above it: in so many of the pairs of runs; 50% says nothing."
-        * enough
+        "In brackets: 95 % intervals (bootstrap over runs; of the random policy over its episodes)."
+        + f" Decisions to 90 %: until the mean return of 20 training episodes reaches {NEAR_OPTIMUM:.0%} of the optimum"
+        f" ({optimum}); a run that never does counts with all its decisions. Fell back: was below half of the optimum "
+        "at any time after that."
+        * share
+        + " Skipped: steps of the adapter that the KL threshold forbade. KL is that of a token, of TWOSOME that of an "
+        "action." * learnt + f" {algos[0]} above it: in so many of the pairs of runs; 50% says nothing." * enough
     )
     numbers = {algo: vars(own) | {name: _known(vars(own)[name]) for name in _LEARNT} for algo, own in runs.items()}
     told = differ(first.returns, {algo: own.returns for algo, own in runs.items() if algo != algos[0]})
     verdicts = _verdicts(algos[0], better, told) if enough else [_TOO_FEW.format(benchmark.config.seeds)]
-    table = Table(note, tuple(rows[0]), cells, {"note": note, "optimum": optimum, "runs": numbers})
+    table = Table(note, tuple(rows[0]), cells, {"optimum": optimum, "runs": numbers})
     return table, verdicts if told else []
 
 
@@ -171,7 +175,7 @@ def write_comparison(benchmark: Benchmark, folder: Path, console: Console) -> No
     title = f"{config.env}: {config.usual.steps:,} decisions a run, then {config.eval_episodes} episodes each{best}"
     table.show(console, title, _IN_TERMINAL, whole=("return",))
     for sentence in verdicts:
-        console.print(sentence, highlight=False)
+        console.print(sentence, markup=False, highlight=False)
     table.keep(folder / "table.md")
     console.print(f"table: {folder / 'table.md'}", soft_wrap=True)
     console.print(f"figure: {draw_comparisons([benchmark], folder / 'curves.png')}", soft_wrap=True)
@@ -193,18 +197,11 @@ def _verdicts(ours: str, better: dict[str, Interval], told: dict[str, bool]) -> 
     above = [algo for algo, apart in told.items() if apart and better[algo].value > 0.5]
     below = [algo for algo, apart in told.items() if apart and better[algo].value < 0.5]
     same = [algo for algo in told if algo not in (*above, *below)]
-    found = []
-    if above:
-        found.append(
-            f"{ours} ends above {', '.join(above)} more often than chance would have it (rank test, p < 0.05)."
-        )
-    if below:
-        found.append(
-            f"{ours} ends below {', '.join(below)} more often than chance would have it (rank test, p < 0.05)."
-        )
-    if same:
-        found.append(f"These runs do not tell {ours} apart from {', '.join(same)}.")
-    return found
+    test = "more often than chance would have it (rank test with Holm's correction, p < 0.05)"
+    found = [
+        f"{ours} ends {where} {', '.join(they)} {test}." for where, they in (("above", above), ("below", below)) if they
+    ]
+    return [*found, *([f"These runs do not tell {ours} apart from {', '.join(same)}."] if same else [])]
 
 
 def compare_over(benchmarks: Sequence[Benchmark]) -> Table:
@@ -224,13 +221,23 @@ def compare_over(benchmarks: Sequence[Benchmark]) -> Table:
     names = ", ".join(benchmark.config.env for benchmark in benchmarks)
     note = f"Returns as shares of the optimum over {names}; seeds are drawn anew within each world."
     header = ("agent", "n", "interquartile mean", "mean", f"{algos[0]} above it")
-    return Table(
-        note, header, rows, {"note": note, "shares": {algo: list(map(list, own)) for algo, own in shares.items()}}
-    )
+    return Table(note, header, rows, {"shares": {algo: list(map(list, own)) for algo, own in shares.items()}})
 
 
 def _shares(benchmarks: Sequence[Benchmark], algo: str) -> list[np.ndarray]:
-    return [np.array(runs_of(benchmark, algo).returns) / (optimum_of(benchmark) or 1) for benchmark in benchmarks]
+    """Returns of an agent's runs in each world as shares of the optimum.
+
+    Raises
+    ------
+    ValueError
+        If a world has none that is known and above 0.
+    """
+    found = []
+    for benchmark in benchmarks:
+        if (optimum := optimum_of(benchmark)) is None or optimum <= 0:
+            raise ValueError(f"{benchmark.title} has no positive optimum of which returns could be shares")
+        found.append(np.array(runs_of(benchmark, algo).returns) / optimum)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
@@ -267,7 +274,7 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
     for axes in panels.flat[max(0, len(benchmarks) - columns) : len(benchmarks)]:
         axes.set_xlabel("decisions")
     figure.supylabel("discounted return (mean of last 20 episodes)", fontsize="medium")
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def draw_profiles(benchmarks: Sequence[Benchmark], path: Path) -> Path:
@@ -282,7 +289,7 @@ def draw_profiles(benchmarks: Sequence[Benchmark], path: Path) -> Path:
     axes.set_ylabel("share of runs above it")
     axes.grid(alpha=0.25)
     axes.legend()
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def draw_against(
@@ -302,10 +309,4 @@ def draw_against(
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.25)
     axes.legend()
-    return _save(figure, path)
-
-
-def _save(figure: plt.Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return path
+    return save(figure, path)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import matplotlib
 import numpy as np
+from matplotlib import pyplot as plt
 
 import trainers
 from benchmarks.cell import Benchmark, make_envs
+from benchmarks.curves import save
 from benchmarks.experiments import FOOD
 from benchmarks.statistics import Interval, mean
 from benchmarks.tables import Known, Table
@@ -26,9 +27,6 @@ from benchmarks.tabular import Situation, exact_values, explore, follow, token_a
 from trainers.agents.common import PPOAgent
 from trainers.agents.token_level import TokenLevelAgent
 from trainers.prefix_tree import PrefixTree, Question
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 OPEN, CLOSE = "open the microwave", "close the microwave"
 _TO_THE_MICROWAVE = ("walk to the pancake", "grab the pancake", "walk to the microwave")
@@ -112,7 +110,7 @@ class Study:
             for action, tokens in self.tokens.items()
             for name, column in self.columns.items()
         ]
-        return Table(self.note, header, rows, {"note": self.note, "tokens": self.tokens, "credit": self.columns})
+        return Table(self.note, header, rows, {"tokens": self.tokens, "credit": self.columns})
 
 
 def study(run: Benchmark | None) -> Study:
@@ -223,6 +221,4 @@ def draw(found: Study, path: Path) -> Path:
             axes.set_xticks(range(len(tokens[action])), tokens[action])
             axes.set_yticks(range(len(columns)), list(columns) if action == OPEN else [])
             axes.set_title(f"{decision}: {action}", fontsize="medium")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
+    return save(figure, path)

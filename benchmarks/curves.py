@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -14,6 +15,7 @@ from lang_envs.files import parse_json
 from trainers.loop import METRICS_FILE, RECENT_EPISODES
 
 matplotlib.use("Agg")
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 NEAR_OPTIMUM = 0.9
@@ -73,5 +75,12 @@ def draw_seeds(
         axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8, marker="o" if len(curve[0]) == 1 else None)
     if len(curves) > 1:
         axes.fill_between(grid, *interval_of_means(resampled), color=colour, alpha=0.15, linewidth=0)
-    label = f"{algo.rpartition(':')[2]} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
+    label = f"{algo} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
     axes.plot(grid, resampled.mean(0), color=colour, linestyle=style, linewidth=2.2, label=label)
+
+
+def save(figure: plt.Figure, path: Path) -> Path:
+    """Write a figure, and forget it."""
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

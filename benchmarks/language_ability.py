@@ -144,7 +144,7 @@ def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, li
             device=config.device or ("cuda" if torch.cuda.is_available() else "cpu"), batch_size=8,
         )  # fmt: skip
         return {
-            (task, name.partition(",")[0]): value
+            (task, name.removesuffix(",none")): value
             for task, measures in found["results"].items()
             for name, value in measures.items()
             if isinstance(value, float) and "stderr" not in name
@@ -170,7 +170,6 @@ def _tabulate(
         (*key, Known(f"{value:.3f}"), *(own[key].shown() for own in after.values())) for key, value in before.items()
     ]
     numbers = {
-        "note": note,
         "before": {" ".join(key): value for key, value in before.items()},
         "after": {algo: {" ".join(key): found._asdict() for key, found in own.items()} for algo, own in after.items()},
     }

@@ -27,7 +27,7 @@ from benchmarks.presets import usual
 from benchmarks.run import run_cells
 from lang_envs.files import read_json, write_atomically
 from trainers.agents import agent_class
-from trainers.agents.settings import EMBEDDED, Settings, resolve
+from trainers.agents.settings import EMBEDDED_SETTINGS, Settings, resolve
 
 PAPER_FILE = "paper.json"
 _CODE_MODEL, _MODEL = "codellama/CodeLlama-7b-hf", "meta-llama/Llama-2-7b-hf"
@@ -138,7 +138,7 @@ class PaperConfig:
         settings = takes.pop("settings")
         if panel.tokens is not None:
             common["model"] = str(self.model_folder(panel))
-            common["agent"] = AgentOverrides(**EMBEDDED | settings)
+            common["agent"] = AgentOverrides(**EMBEDDED_SETTINGS | settings)
         if self.quick:
             takes["rollout_steps"] = min(16, takes["rollout_steps"])
             takes["steps"] = 2 * takes["num_envs"] * takes["rollout_steps"]
@@ -185,19 +185,30 @@ class Asked:
 
 
 def remember(config: PaperConfig) -> None:
-    """Keep what was asked for: the options, and how many runs of each experiment."""
+    """Keep what was asked for: of each experiment the options it was last run with."""
     file = config.folder / PAPER_FILE
-    seeds = read_json(file)["seeds_of"] if file.exists() else {}
-    seeds |= dict.fromkeys(config.experiments, config.seeds)
-    write_atomically(file, json.dumps(asdict(config) | {"seeds_of": seeds}, indent=2, default=str) + "\n")
+    asked = read_json(file) if file.exists() else {}
+    asked |= {name: asdict(replace(config, only=(name,))) for name in config.experiments}
+    write_atomically(file, json.dumps(asked, indent=2, default=str) + "\n")
 
 
 def remembered(folder: Path) -> Asked:
-    """What was asked for in a folder, which may have been moved."""
+    """What was asked for in a folder, which may have been moved.
+
+    Raises
+    ------
+    ValueError
+        If another version wrote it.
+    """
     saved = read_json(folder / PAPER_FILE)
-    seeds = saved.pop("seeds_of")
-    config = PaperConfig(**saved | {"only": tuple(seeds), "output": folder})
-    configs = {name: replace(config, only=(name,), seeds=seeds[name]) for name in config.experiments}
+    try:
+        configs = {
+            name: PaperConfig(**saved[name] | {"only": (name,), "output": folder})
+            for name in EXPERIMENTS
+            if name in saved
+        }
+    except TypeError as error:
+        raise ValueError(f"{folder / PAPER_FILE} is not of this version: {error}") from error
     return Asked(configs, {name: asked.benchmarks(name) for name, asked in configs.items()})
 
 

@@ -9,19 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib import pyplot as plt
 from rich.console import Console
 
 from benchmarks.cell import Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
-from benchmarks.curves import COLOURS, draw_seeds, read_metrics
+from benchmarks.curves import COLOURS, draw_seeds, read_metrics, save
 from benchmarks.presets import PAPER_PROGRAMS
 from benchmarks.statistics import Interval, bootstrap_mean
 from benchmarks.tables import Known, Table
 from trainers.loop import BEST_PROGRAM_FILE
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 _LAST = 0.9
 _MEASURES = {
@@ -63,7 +60,7 @@ def tabulate(runs: Sequence[Benchmark]) -> Table:
         if published := PAPER_PROGRAMS.get(name):
             rows += [(name, by, "", Known(f"{score:.4f}"), "", "", "", "") for by, score in published.items()]
     rows.sort(key=lambda row: list(found).index(row[0]))
-    return Table(_NOTE, _HEADER, rows, {"note": _NOTE, "sets": found})
+    return Table(_NOTE, _HEADER, rows, {"sets": found})
 
 
 def write_programs(runs: Sequence[Benchmark], folder: Path, console: Console) -> None:
@@ -95,9 +92,7 @@ def draw(runs: Sequence[Benchmark], path: Path) -> Path:
         row[-1].legend(fontsize="small")
     for axes in panels[-1]:
         axes.set_xlabel("decisions")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return path
+    return save(figure, path)
 
 
 def _data_set(config: BenchmarkConfig) -> str:
@@ -113,8 +108,8 @@ def _standing(cells: list[Cell]) -> dict[str, Any]:
     standing: dict[str, Any] = {"best_of_seeds": best}
     for measure in ("reward", "works", "score"):
         values = [[line[measure] for line in lines if measure in line] for lines in last]
-        if shortest := min(map(len, values)):  # no score where no program of a seed works
-            standing[measure] = bootstrap_mean([own[-shortest:] for own in values])._asdict()
+        if all(values):  # no score where no program of a seed works
+            standing[measure] = bootstrap_mean(values)._asdict()
     scored = {seed: score for seed, score in best.items() if score is not None}
     if scored:
         champion = max(scored, key=lambda seed: scored[seed])
@@ -127,11 +122,15 @@ def _standing(cells: list[Cell]) -> dict[str, Any]:
 
 
 def _format(standing: dict[str, Any]) -> tuple[str, ...]:
+    seeds = len(standing["best_of_seeds"])
     scores = [score for score in standing["best_of_seeds"].values() if score is not None]
     return (
-        Known(len(standing["best_of_seeds"])),
+        Known(seeds),
         Known(f"{standing['best']:.4f}") if scores else "none works",
-        f"{sum(scores) / len(scores):.4f} ({min(scores):.4f} … {max(scores):.4f})" if scores else "",
+        f"{sum(scores) / len(scores):.4f} ({min(scores):.4f} … {max(scores):.4f})"
+        + f", {len(scores)} of {seeds} runs" * (len(scores) < seeds)
+        if scores
+        else "",
         Interval(**standing["reward"]).shown(),
         Interval(**standing["works"]).shown("{:.0%}"),
         Interval(**standing["score"]).shown() if "score" in standing else "",

@@ -36,7 +36,7 @@ from benchmarks.experiments import DISCOUNTS, EXPERIMENTS, FAMILY, FOOD
 from benchmarks.language_ability import perplexity_table
 from benchmarks.paper import PAPER_FILE, Asked, remembered
 from benchmarks.statistics import Interval, mean, mean_difference
-from benchmarks.tables import Known, Table
+from benchmarks.tables import Known, Table, is_number
 from benchmarks.versions import VERSIONS_FILE
 from lang_envs.files import write_atomically
 from lang_envs.tokenizer import load_tokenizer
@@ -53,7 +53,6 @@ _SETTINGS = {
 }
 """Under which agents are compared by the length of their actions."""
 _BARE_NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+ ?%?")
-_NUMBER = re.compile(r"[-+−]?\d")
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Section:
         text += [f"{name}:\n\n```\n{detail.strip()}\n```" for name, detail in self.details]
         write_atomically(folder / f"{self.name}.md", "\n\n".join(text) + "\n")
         if self.tables:
-            numbers = [table.numbers for table in self.tables]
+            numbers = [table.json for table in self.tables]
             write_atomically(folder / f"{self.name}.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
         lines = [_line_of(cell) for run in self.runs for cell in run.cells]
         if lines:
@@ -124,7 +123,7 @@ def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
     Raises
     ------
     ValueError
-        If a folder holds neither, or a run that is not done, or one seed alone.
+        If a folder holds neither, or a run that is not done or was begun with another plan, or one seed alone.
     """
     if not folders:
         raise ValueError("name the folders of one or more runs")
@@ -135,7 +134,7 @@ def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
     for section in sections:
         section.keep(tables)
     environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
-    environment.tests["number"] = lambda text: bool(_NUMBER.match(text))
+    environment.tests["number"] = is_number
     title = " and ".join(folder.resolve().name for folder in folders)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, environment.get_template("report.html").render(title=title, sections=sections))
@@ -151,23 +150,27 @@ def _sections(folder: Path) -> list[Section]:
 def _of_benchmark(benchmark: Benchmark) -> list[Section]:
     """Everything that there is to say of one benchmark."""
     name = benchmark.folder.resolve().name
-    found = [_comparison(name, benchmark.config.env, [benchmark])]
+    found = [_comparison(name, benchmark.title, [benchmark])]
     if programs.wrote_programs(benchmark):
-        found.append(_programs(f"{name}-programs", "Programs", [benchmark]))
+        found.append(_programs(f"{name}-programs", f"{benchmark.title}: programs", [benchmark]))
     if benchmark.config.transfer:
-        found.append(_transfer(f"{name}-unseen", "Unseen tasks", [benchmark]))
+        found.append(_transfer(f"{name}-unseen", f"{benchmark.title}: unseen tasks", [benchmark]))
     if benchmark.config.env == FOOD and benchmark.config.embedded and benchmark.learners:
-        found.append(_credit(f"{name}-credit", "Credit inside an action", [benchmark]))
-    made = [(file, (benchmark.folder / file).read_text()) for file in ("versions.txt", CONFIG_FILE)]
+        found.append(_credit(f"{name}-credit", f"{benchmark.title}: credit inside an action", [benchmark]))
+    made = [(file, (benchmark.folder / file).read_text()) for file in (VERSIONS_FILE, CONFIG_FILE)]
+    made.append(("Made with", _made_with(benchmark.cells)))
     return [*found, Section(f"{name}-made", f"How {name} was made", details=made)]
 
 
 def _of_paper(asked: Asked) -> list[Section]:
     """The experiments whose runs are all done, and by name those whose are not."""
-    found, missing = [], []
+    found: list[Section] = []
+    missing = []
     for name, benchmarks in asked.benchmarks.items():
         experiment, config = EXPERIMENTS[name], asked.configs[name]
         cells = [cell for benchmark in benchmarks for cell in benchmark.cells]
+        for cell in cells:
+            cell.check()
         if left := sum(not cell.finished for cell in cells):
             missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done.")
             continue
@@ -184,15 +187,15 @@ def _of_paper(asked: Asked) -> list[Section]:
             )
         )
     if any(config.quick for config in asked.configs.values()):
-        missing.insert(
-            0, "These runs are short ones (--quick), made to see that everything works. They say nothing else."
-        )
+        warning = "These runs are short ones (--quick), made to see that everything works. They say nothing else."
+        found.insert(0, Section("quick", "Short runs", [warning]))
     return [*found, *([Section("missing", "What is missing", missing)] if missing else [])]
 
 
 def _made_with(cells: Sequence[Cell]) -> str:
     """What all runs are made with, then what only some are, such as the commit of the day."""
-    texts = [(cell.path / VERSIONS_FILE).read_text().split("\n") for cell in cells]
+    files = [cell.path / VERSIONS_FILE for cell in cells]
+    texts = [file.read_text().split("\n") if file.exists() else ["versions not noted"] for file in files]
     common = [line for line in texts[0] if line and all(line in text for text in texts)]
     others = Counter("; ".join(line for line in text if line and line not in common) for text in texts)
     took = f"{len(cells)} runs: {hours(cells):.1f} hours of training, if done one after the other"
@@ -247,13 +250,19 @@ def _credit(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
         lambda path: credit_study.draw(found, path),
     )
     return Section(
-        name, title, [], [picture], [found.tabulate()], command=f"python -m benchmarks credit {benchmark.folder}"
+        name,
+        title,
+        [],
+        [picture],
+        [found.tabulate()],
+        command=f"python -m benchmarks credit {benchmark.folder}",
+        runs=benchmarks,
     )
 
 
 def _language(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
     (benchmark,) = benchmarks
-    return Section(name, title, tables=[perplexity_table(benchmark)])
+    return Section(name, title, tables=[perplexity_table(benchmark)], runs=benchmarks)
 
 
 _BUILDERS: dict[str, Callable[[str, str, Sequence[Benchmark]], Section]] = {

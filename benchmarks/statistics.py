@@ -6,11 +6,12 @@ follows Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statisti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import mannwhitneyu
+from scipy.stats import PermutationMethod, mannwhitneyu
 
 _RESAMPLES = 10_000
 
@@ -70,14 +71,23 @@ def probability_of_improvement(ours: Sequence[Values], theirs: Sequence[Values])
 
 
 def differ(ours: Values, others: Mapping[str, Values], level: float = 0.05) -> dict[str, bool]:
-    """Whether runs tell ours apart from each of several others: Mann and Whitney's rank test, two-sided, with Holm's
-    correction, so that one wrong verdict among all is no more probable than ``level``."""
-    values = {name: float(mannwhitneyu(ours, theirs).pvalue) for name, theirs in others.items()}
+    """Whether runs tell ours apart from each of several others: Mann and Whitney's rank test, two-sided, by permutation
+    (exact up to seven runs each, with ties too), with Holm's correction, so that one wrong verdict among all is no more
+    probable than ``level``."""
+    values = {}
+    for name, theirs in others.items():
+        method = PermutationMethod(n_resamples=_RESAMPLES, rng=np.random.default_rng(0))
+        values[name] = float(mannwhitneyu(ours, theirs, method=method).pvalue)
     apart, found = True, {}
     for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
         apart = apart and values[name] * (len(values) - rank) < level
         found[name] = apart
     return {name: found[name] for name in others}
+
+
+def can_differ(runs: int, others: int, level: float = 0.05) -> bool:
+    """Whether so many runs of each agent could tell one apart from any of so many others by :func:`differ`."""
+    return 2 / math.comb(2 * runs, runs) * others < level
 
 
 def performance_profile(tasks: Sequence[Values], thresholds: Sequence[float]) -> list[Interval]:
@@ -134,16 +144,16 @@ def bootstrap_mean(seeds: Sequence[Sequence[float]]) -> Interval:
     Parameters
     ----------
     seeds : sequence of sequences of float
-        Values of the episodes of each seed, equally many of each.
+        Values of the episodes of each seed, one at least.
     """
-    values = np.array(seeds, dtype=float)
+    values = [np.array(own, dtype=float) for own in seeds]
     rng = np.random.default_rng(0)
-    count, episodes = values.shape
+    count = len(values)
     # Drawing episodes of a seed anew for each time it is drawn: (resamples, seeds, episodes).
     drawn = rng.integers(count, size=(_RESAMPLES, count))
     means = np.empty((_RESAMPLES, count))
     for seed in range(count):
         chosen = drawn == seed
-        means[chosen] = rng.choice(values[seed], size=(int(chosen.sum()), episodes)).mean(1)
+        means[chosen] = rng.choice(values[seed], size=(int(chosen.sum()), len(values[seed]))).mean(1)
     low, high = np.quantile(means.mean(1), (0.025, 0.975))
-    return Interval(float(values.mean()), float(low), float(high))
+    return Interval(float(np.mean([own.mean() for own in values])), float(low), float(high))

@@ -26,6 +26,11 @@ class Known(str):
     __slots__ = ()
 
 
+def is_number(cell: str) -> bool:
+    """Whether a cell begins with one."""
+    return bool(_NUMBER.match(cell))
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows below a note that says what they are, and the numbers that they were made of."""
@@ -41,10 +46,15 @@ class Table:
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
         return "\n".join(lines)
 
+    @property
+    def json(self) -> dict[str, Any]:
+        """What is kept of it beside the text."""
+        return {"note": self.note, **self.numbers}
+
     def keep(self, path: Path) -> None:
         """Write it in Markdown, and the numbers beside it as JSON."""
         write_atomically(path, f"{self.note}\n\n{self.markdown}\n")
-        write_atomically(path.with_suffix(".json"), json.dumps(self.numbers, indent=2, allow_nan=False) + "\n")
+        write_atomically(path.with_suffix(".json"), json.dumps(self.json, indent=2, allow_nan=False) + "\n")
 
     def show(
         self, console: Console, title: str, columns: Collection[str] | None = None, whole: Collection[str] = ()
@@ -55,10 +65,10 @@ class Table:
         table = rich.table.Table(box=SIMPLE_HEAD, pad_edge=False)
         chosen = [at for at, name in enumerate(self.header) if columns is None or name in columns]
         for at in chosen:
-            name, numbers = self.header[at], any(_NUMBER.match(row[at]) for row in self.rows)
+            name, numbers = self.header[at], any(is_number(row[at]) for row in self.rows)
             justify: Literal["left", "right"] = "right" if numbers else "left"
             table.add_column(escape(name), justify=justify, overflow="fold", no_wrap=name in whole)
         for row in self.rows:
-            cells = [row[at] if self.header[at] in whole else _SPREAD.sub("", row[at]) for at in chosen]
-            table.add_row(*map(escape, cells))
+            cells = ((row[at], self.header[at] in whole or not is_number(row[at])) for at in chosen)
+            table.add_row(*(escape(cell if full else _SPREAD.sub("", cell)) for cell, full in cells))
         console.print(table)

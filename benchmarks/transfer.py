@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import matplotlib
 import numpy as np
+from matplotlib import pyplot as plt
 from rich.console import Console
 
 from benchmarks.cell import Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
-from benchmarks.curves import COLOURS
+from benchmarks.curves import COLOURS, save
+from benchmarks.experiments import FOOD
 from benchmarks.presets import PAPER_TRANSFER
 from benchmarks.statistics import Interval, bootstrap_mean
 from benchmarks.tables import Known, Table
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 UNTRAINED = "untrained"
 _NOTE = (
@@ -60,16 +59,16 @@ def _summary(cells: list[Cell], stage: str, env: str) -> dict[str, Any]:
 def tabulate(benchmark: Benchmark, found: Found) -> Table:
     """A row for each world, and below it the paper's, where it has one."""
     columns = [UNTRAINED, *benchmark.config.algos]
-    rows = []
+    rows, papers = [], _papers(benchmark.config)
     for env, best in optima(benchmark).items():
         rows.append(
             [env, "" if best is None else Known(f"{best:.4f}"), *(_cell(found[env][column]) for column in columns)]
         )
-        if env in PAPER_TRANSFER:
-            paper = PAPER_TRANSFER[env]
+        if env in papers:
+            paper = papers[env]
             rows.append(["… paper, 7B", "", *(_paper_cell(paper.get(column)) for column in columns)])
     note = _note(benchmark.config)
-    return Table(note, ["task", "best", *columns], rows, {"note": note, "worlds": found})
+    return Table(note, ["task", "best", *columns], rows, {"worlds": found})
 
 
 def optima(benchmark: Benchmark) -> dict[str, float | None]:
@@ -93,7 +92,7 @@ def write_transfer(benchmark: Benchmark, folder: Path, console: Console) -> None
 
 def _short(env: str) -> str:
     """``"VirtualHome-apple-pie-v0"`` as ``"apple-pie"``."""
-    return env.removesuffix("-v0").partition("-")[2] or env
+    return re.sub(r"-v\d+$", "", env).partition("-")[2] or env
 
 
 def _note(config: BenchmarkConfig, where: str = " in brackets") -> str:
@@ -107,7 +106,12 @@ def _note(config: BenchmarkConfig, where: str = " in brackets") -> str:
         first=config.algos[0],
     )
     embedded = config.embedded
-    return note + _EMBEDDED_NOTE * embedded + _PAPER_NOTE * any(env in PAPER_TRANSFER for env in config.transfer)
+    return note + _EMBEDDED_NOTE * embedded + _PAPER_NOTE * any(env in _papers(config) for env in config.transfer)
+
+
+def _papers(config: BenchmarkConfig) -> dict[str, dict[str, tuple[float, float]]]:
+    """The paper's numbers by world, of agents that were trained in the same world as these."""
+    return PAPER_TRANSFER if config.env == FOOD else {}
 
 
 def _cell(found: dict[str, Any]) -> str:
@@ -131,13 +135,11 @@ def draw(benchmark: Benchmark, table: Found, path: Path) -> Path:
         means = np.array([interval["value"] for interval in intervals])
         spread = np.array([[i["value"] - i["low"], i["high"] - i["value"]] for i in intervals]).T.clip(0)
         axes.bar(at + (k + 0.5) * width - 0.4, means, width, yerr=spread, color=colour, label=column, capsize=2)
-    for k, best in enumerate(optima(benchmark).values()):
-        if best is not None:
-            axes.hlines(best, k - 0.42, k + 0.42, "black", "--", label="optimum" if k == 0 else None, linewidth=1)
+    if known := {k: best for k, best in enumerate(optima(benchmark).values()) if best is not None}:
+        where = np.array(list(known))
+        axes.hlines(list(known.values()), where - 0.42, where + 0.42, "black", "--", label="optimum", linewidth=1)
     axes.set_xticks(at, [_short(env).replace("-", "\n") for env in table])
     axes.set_ylabel("mean discounted return")
     axes.grid(alpha=0.25, axis="y")
     figure.legend(loc="outside lower center", ncols=len(columns) + 1)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
+    return save(figure, path)

@@ -12,10 +12,11 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks.action_length import base_model
-from benchmarks.cell import CONFIG_FILE, RESULT_FILE, Benchmark
-from benchmarks.comparison import compare, runs_of
+from benchmarks.cell import CONFIG_FILE, PLAN_FILE, RESULT_FILE, Benchmark
+from benchmarks.comparison import compare, compare_over, runs_of, write_comparison
 from benchmarks.config import BenchmarkConfig
 from benchmarks.experiments import EXPERIMENTS, FOOD
 from benchmarks.paper import PaperConfig, remember, remembered
@@ -68,7 +69,7 @@ def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
         runs = runs_of(benchmark, algo)
         assert tuple(runs.returns) == RETURNS[algo]
         assert runs.never == 3 - reached
-        assert runs.steps == [100 if end >= 0.9 * optimum else 200 for end in RETURNS[algo]]
+        assert runs.decisions_to_near_optimum == [100 if end >= 0.9 * optimum else 200 for end in RETURNS[algo]]
     table, (verdict,) = compare(benchmark)
     assert verdict == "n = 3 runs of each agent are too few to say who is better."
     poad, ntpo, random = (dict(zip(table.header, row, strict=True)) for row in table.rows)
@@ -90,9 +91,29 @@ def test_agents_are_told_apart_where_runs_suffice(tmp_path: Path, monkeypatch: p
     # of the 25 pairs POAD is above in all but 0.7 against 0.75
     assert ntpo["poad above it"].startswith("96% [") and poad["poad above it"] == ""
     assert verdicts == [
-        "poad ends above ntpo more often than chance would have it (rank test, p < 0.05).",
+        "poad ends above ntpo more often than chance would have it (rank test with Holm's correction, p < 0.05).",
         "These runs do not tell poad apart from random.",
     ]
+
+
+def test_what_the_terminal_says_keeps_the_settings_of_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = {"random": (0.9, 0.8, 0.7, 0.8, 0.8), "random[seed=1]": (0.1, 0.2, 0.3, 0.2, 0.2)}
+    monkeypatch.setattr("test_report.RETURNS", ends)
+    write_comparison(write_run(tmp_path / "run", seeds=5), tmp_path, Console(width=200))
+    shown = capsys.readouterr().out
+    assert "random ends above random[seed=1] more often" in shown
+    assert re.search(r"random\[seed=1\] +0\.200 \[0\.140, 0\.260\]", shown)
+
+
+def test_returns_are_no_shares_of_an_optimum_below_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.comparison.optimum_of", lambda benchmark: -2.0)
+    benchmark = write_run(tmp_path / "run")
+    table, _ = compare(benchmark)
+    assert not {"of optimum", "decisions to 90 %", "fell back"} & set(table.header) and "90 %:" not in table.note
+    with pytest.raises(ValueError, match="has no positive optimum"):
+        compare_over([benchmark])
 
 
 def test_a_run_that_forgets_what_it_knew_is_counted(tmp_path: Path) -> None:
@@ -172,6 +193,21 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
     assert page.count("VirtualHome-food-preparation-v0 in characters") >= 2
 
 
+def test_options_of_one_experiment_are_not_those_of_another(tmp_path: Path) -> None:
+    for config in (
+        PaperConfig(output=tmp_path, only=("curves",), scale="7b"),
+        PaperConfig(output=tmp_path, only=("programs",), scale="7b", model="some/model", quantize="4bit"),
+    ):
+        remember(config)
+    asked = remembered(tmp_path)
+    assert asked.configs["curves"].command == "python -m benchmarks paper --only curves --scale 7b"
+    assert asked.configs["programs"].model == "some/model"
+    assert asked.benchmarks["curves"][0].config.model == "meta-llama/Llama-2-7b-hf"
+    (tmp_path / "paper.json").write_text('{"only": ["curves"], "curves": {"colour": "red"}}')
+    with pytest.raises(ValueError, match=r"paper.json is not of this version"):
+        remembered(tmp_path)
+
+
 def test_numbers_without_an_interval_are_refused(tmp_path: Path) -> None:
     for bare in ("0.5", "12", "-3.25", "97%", "1,024"):
         with pytest.raises(ValueError, match=rf"return of poad is {bare}, without an interval"):
@@ -201,6 +237,9 @@ def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
     benchmark = write_run(tmp_path / "run")
     (benchmark.cells[-1].path / RESULT_FILE).unlink()
     with pytest.raises(ValueError, match=r"ntpo/seed-2 is not finished: make bench RESUME="):
+        write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
+    (benchmark.cells[0].path / PLAN_FILE).write_text(json.dumps(benchmark.cells[0].plan | {"clip": 0.1}))
+    with pytest.raises(ValueError, match=r"poad/seed-0 was begun with clip=0\.1, and 0\.2 is asked for"):
         write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
 
 

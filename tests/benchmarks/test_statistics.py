@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.statistics import (
     bootstrap_mean,
+    can_differ,
     differ,
     interquartile_mean,
     interval_of_means,
@@ -120,9 +121,9 @@ def test_no_interval_from_one_run(tasks: list[list[float]]) -> None:
 
 
 def test_agents_that_are_alike_are_seldom_told_apart() -> None:
-    """Of eight agents that are all the same, at most one time in twenty any is told apart from the first."""
+    """Of four agents that are all the same, at most one time in twenty any is told apart from the first."""
     rng = np.random.default_rng(3)
-    wrong = [any(differ(first, dict(enumerate(others))).values()) for first, *others in rng.normal(size=(400, 9, 10))]
+    wrong = [any(differ(first, dict(enumerate(others))).values()) for first, *others in rng.normal(size=(400, 5, 5))]
     assert np.mean(wrong) < 0.05 + 2 * np.sqrt(0.05 * 0.95 / 400)
 
 
@@ -134,3 +135,21 @@ def test_agents_that_differ_are_told_apart_where_runs_suffice() -> None:
     # ranks 1 to 3 against 4 to 6: the most extreme of 20 orders, p = 0.1
     assert differ([1, 2, 3], {"above": [4, 5, 6]}) == {"above": False}
     assert differ([1, 2, 3], {"above": [4, 5, 6]}, level=0.11) == {"above": True}
+
+
+def test_ranks_that_tie_are_tested_exactly() -> None:
+    # 2 of the 252 ways to split 0 0 0 0 0 1 1 1 1 1 are as far apart as this one: p = 0.0079
+    zeros, ones = [0.0] * 5, [1.0] * 5
+    assert differ(zeros, {"ones": ones}, level=0.0080) == {"ones": True}
+    assert differ(zeros, {"ones": ones}, level=0.0079) == {"ones": False}
+
+
+@pytest.mark.parametrize(("runs", "others"), [(3, 1), (4, 1), (4, 2), (5, 6), (5, 7), (10, 8)])
+def test_runs_that_are_too_few_to_tell_any_apart_are_known(runs: int, others: int) -> None:
+    furthest = {str(other): [1.0 + other] * runs for other in range(others)}
+    assert can_differ(runs, others) == any(differ([0.0] * runs, furthest).values())
+
+
+def test_seeds_with_few_episodes_count_as_much_as_those_with_many() -> None:
+    value, low, high = bootstrap_mean([[0.0] * 30, [1.0]])
+    assert (value, low, high) == (0.5, 0.0, 1.0)

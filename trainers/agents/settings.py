@@ -1,7 +1,7 @@
 """Every hyper-parameter of the agents, with one line of meaning.
 
 The defaults are the paper's for Overcooked (arXiv 2405.15821, appendix) but for λ_w, which is 1; what suits the
-embedded model is :data:`EMBEDDED`.
+embedded model is :data:`EMBEDDED_SETTINGS`.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class TwosomeSettings(Settings):
     minibatches: int = 4
 
 
-EMBEDDED: dict[str, Any] = {
+EMBEDDED_SETTINGS: dict[str, Any] = {
     "actor_lr": 3e-4,
     "critic_lr": 1e-3,
     "epochs": 4,
@@ -197,5 +197,5 @@ def resolve(settings: type[Settings], model: Any, given: dict[str, Any]) -> Sett
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ValueError(f"{settings.__name__} has no {', '.join(unknown)}.{hint} It has {', '.join(known)}")
-    suited = EMBEDDED if model == "embedded" else {}
+    suited = EMBEDDED_SETTINGS if model == "embedded" else {}
     return settings(**{**suited, **given})
