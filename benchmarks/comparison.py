@@ -160,10 +160,12 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         "action." * learnt + f" {algos[0]} above it: in so many of the pairs of runs; 50% says nothing." * enough
     )
     numbers = {algo: vars(own) | {name: _known(vars(own)[name]) for name in _LEARNT} for algo, own in runs.items()}
-    told = differ(first.returns, {algo: own.returns for algo, own in runs.items() if algo != algos[0]})
-    verdicts = _verdicts(algos[0], better, told) if enough else [_TOO_FEW.format(benchmark.config.seeds)]
+    verdicts = [_TOO_FEW.format(benchmark.config.seeds)] if algos[1:] else []
+    if enough:
+        told = differ(first.returns, {algo: runs[algo].returns for algo in algos[1:]})
+        verdicts = _verdicts(algos[0], better, told)
     table = Table(note, tuple(rows[0]), cells, {"optimum": optimum, "runs": numbers})
-    return table, verdicts if told else []
+    return table, verdicts
 
 
 def write_comparison(benchmark: Benchmark, folder: Path, console: Console) -> None:

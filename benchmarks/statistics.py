@@ -87,7 +87,7 @@ def differ(ours: Values, others: Mapping[str, Values], level: float = 0.05) -> d
 
 def can_differ(runs: int, others: int, level: float = 0.05) -> bool:
     """Whether so many runs of each agent could tell one apart from any of so many others by :func:`differ`."""
-    return 2 / math.comb(2 * runs, runs) * others < level
+    return 0 < 2 / math.comb(2 * runs, runs) * others < level
 
 
 def performance_profile(tasks: Sequence[Values], thresholds: Sequence[float]) -> list[Interval]:

@@ -144,7 +144,7 @@ def test_ranks_that_tie_are_tested_exactly() -> None:
     assert differ(zeros, {"ones": ones}, level=0.0079) == {"ones": False}
 
 
-@pytest.mark.parametrize(("runs", "others"), [(3, 1), (4, 1), (4, 2), (5, 6), (5, 7), (10, 8)])
+@pytest.mark.parametrize(("runs", "others"), [(3, 0), (3, 1), (4, 1), (4, 2), (5, 6), (5, 7), (10, 8)])
 def test_runs_that_are_too_few_to_tell_any_apart_are_known(runs: int, others: int) -> None:
     furthest = {str(other): [1.0 + other] * runs for other in range(others)}
     assert can_differ(runs, others) == any(differ([0.0] * runs, furthest).values())
