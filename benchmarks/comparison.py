@@ -132,9 +132,10 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         row["greedy"] = _over(own.greedy)
         row["success"] = _over(own.success, "{:.0%}")
         if share:
+            reached = len(own.returns) - own.never
             never = f", {own.never} of {len(own.returns)} never" if own.never else ""
-            row["decisions to 90 %"] = _over(own.decisions_to_near_optimum, "{:,.0f}") + never
-            row["fell back"] = f"{own.fell} of {len(own.returns)}"
+            row["decisions to 90 %"] = _over(own.decisions_to_near_optimum, "{:,.0f}") + never if reached else "never"
+            row["fell back"] = f"{own.fell} of {reached}" if reached else ""
         if learnt:
             row["approximate KL"] = _over(own.kl, "{:.4f}")
             row["skipped steps"] = _over(own.skipped, "{:.0%}")
@@ -148,23 +149,30 @@ def compare(benchmark: Benchmark) -> tuple[Table, list[str]]:
         if share:
             known["of optimum"] = _over(chance / optimum, "{:.1%}")
         cells.append(tuple(known.get(name, "") for name in rows[0]))
-    note = (
+    notes = [
         f"{benchmark.title}, {benchmark.config.usual.steps:,} decisions a run; returns of "
         f"{benchmark.config.eval_episodes} episodes after training, actions sampled (greedy: the most probable). "
         "In brackets: 95 % intervals (bootstrap over runs; of the random policy over its episodes)."
-        + f" Decisions to 90 %: until the mean return of 20 training episodes reaches {NEAR_OPTIMUM:.0%} of the optimum"
-        f" ({optimum}); a run that never does counts with all its decisions. Fell back: was below half of the optimum "
-        "at any time after that."
-        * share
-        + " Skipped: steps of the adapter that the KL threshold forbade. KL is that of a token, of TWOSOME that of an "
-        "action." * learnt + f" {algos[0]} above it: in so many of the pairs of runs; 50% says nothing." * enough
-    )
+    ]
+    if share:
+        notes.append(
+            f"Decisions to 90 %: until the mean return of 20 training episodes reaches {NEAR_OPTIMUM:.0%} of the "
+            f"optimum ({optimum:.4f}); a run that never does counts with all its decisions. Fell back: was below half "
+            "of the optimum at any time after that, of the runs that reached it."
+        )
+    if learnt:
+        notes.append(
+            "Skipped: steps of the adapter that the KL threshold forbade. KL is that of a token, of TWOSOME that of an "
+            "action."
+        )
+    if enough:
+        notes.append(f"{algos[0]} above it: in so many of the pairs of runs; 50% says nothing.")
     numbers = {algo: vars(own) | {name: _known(vars(own)[name]) for name in _LEARNT} for algo, own in runs.items()}
     verdicts = [_TOO_FEW.format(benchmark.config.seeds)] if algos[1:] else []
     if enough:
         told = differ(first.returns, {algo: runs[algo].returns for algo in algos[1:]})
         verdicts = _verdicts(algos[0], better, told)
-    table = Table(note, tuple(rows[0]), cells, {"optimum": optimum, "runs": numbers})
+    table = Table(" ".join(notes), tuple(rows[0]), cells, {"optimum": optimum, "runs": numbers})
     return table, verdicts
 
 
@@ -249,9 +257,8 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
     """Learning curves, a panel for each world; of few agents every run."""
     columns = min(2, len(benchmarks))
     rows = -(-len(benchmarks) // columns)
-    legend = 0.12 * max(len(benchmark.config.algos) + 2 for benchmark in benchmarks)  # two to a line
     figure, panels = plt.subplots(
-        rows, columns, figsize=(6.5 * columns, 4.2 * rows + legend), layout="constrained", squeeze=False
+        rows, columns, figsize=(6.5 * columns, 4.2 * rows), layout="constrained", squeeze=False
     )
     for axes, benchmark in zip(panels.flat, benchmarks, strict=False):
         algos, optimum = benchmark.config.algos, optimum_of(benchmark)
@@ -264,13 +271,16 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
         if (chance := random_returns(benchmark)) is not None:
             axes.axhline(chance.mean(), color="grey", linestyle=":", linewidth=1.4, label="random policy")
         axes.set_title(benchmark.title, fontsize="medium")
+        axes.set_xlim(left=0)
         axes.grid(alpha=0.25)
     lines, names = max((axes.get_legend_handles_labels() for axes in panels.flat), key=lambda found: len(found[0]))
     if len({benchmark.config.algos for benchmark in benchmarks}) > 1:
         for axes in panels.flat[: len(benchmarks)]:
             axes.legend(fontsize="x-small")
-    elif lines:  # of runs in which 20 episodes ended
-        figure.legend(lines, names, loc="outside lower center", ncols=2, fontsize="small")
+    elif lines:
+        to_a_line = max(1, int(6.5 * columns / (0.6 + 0.075 * max(map(len, names)))))  # inches a letter takes
+        figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // to_a_line))
+        figure.legend(lines, names, loc="outside lower center", ncols=to_a_line, fontsize="small")
     for axes in panels.flat[len(benchmarks) :]:
         axes.set_axis_off()
     for axes in panels.flat[max(0, len(benchmarks) - columns) : len(benchmarks)]:

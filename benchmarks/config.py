@@ -60,7 +60,7 @@ class BenchmarkConfig:
 
     algo: str = "poad"
     """Agents, separated by commas: poad, ntpo, twosome, random, or package.module:Class; settings of one of them alone
-    stand behind it in brackets: poad,poad[behaviour=candidates]."""
+    stand behind it in brackets: poad[behaviour=candidates],ntpo[gamma_token=0.9]."""
     env: str = "Overcooked-tomato-salad-v0"
     """Id of the world (python -m lang_envs list), or module:Id of one that a module registers."""
     env_set: tuple[str, ...] = ()

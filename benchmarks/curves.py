@@ -67,7 +67,11 @@ def draw_seeds(
     and, drawn ``singly`` too, a line for each seed."""
     lines = [whole(read_metrics(cell), measure) for cell in cells]
     curves = [([line["step"] for line in own], [line[measure] for line in own]) for own in lines if own]
+    label = f"{algo} ({len(cells)} seed{'s' if len(cells) > 1 else ''})"
+    if len(curves) < len(cells):
+        label = f"{algo} ({len(curves)} of {len(cells)} seeds; else fewer than {RECENT_EPISODES} episodes ended)"
     if not curves:
+        axes.plot([], [], color=colour, linestyle=style, label=label)
         return
     grid = np.linspace(max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves), 200)
     resampled = np.stack([np.interp(grid, *curve) for curve in curves])
@@ -75,7 +79,6 @@ def draw_seeds(
         axes.plot(*curve, color=colour, alpha=0.3, linewidth=0.8, marker="o" if len(curve[0]) == 1 else None)
     if len(curves) > 1:
         axes.fill_between(grid, *interval_of_means(resampled), color=colour, alpha=0.15, linewidth=0)
-    label = f"{algo} ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
     axes.plot(grid, resampled.mean(0), color=colour, linestyle=style, linewidth=2.2, label=label)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from benchmarks.cell import Cell
+from benchmarks.cell import PLAN_FILE, Cell
 from trainers.loop import METRICS_FILE
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -32,7 +32,7 @@ class Display:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.completed:>7,.0f}/{task.total:,.0f} {task.fields[unit]}"),
+            TextColumn("{task.completed:>7,.0f}/{task.total:,.0f}"),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
             console=console,
@@ -41,15 +41,14 @@ class Display:
             speed_estimate_period=20,
         )
         self._few = len(cells) <= _FEW
-        self._all = self._progress.add_task("all", total=len(cells), unit="runs", numbers="", visible=not self._few)
+        self._all = self._progress.add_task("all", total=len(cells), numbers="runs", visible=not self._few)
         self._tasks: dict[Cell, TaskID] = {}
         self._shares: dict[Cell, float] = {}
         for cell in cells:
             self._tasks[cell] = self._progress.add_task(
-                escape(cell.name),  # brackets are markup to rich
+                escape(self._name(cell)),  # brackets are markup to rich
                 total=cell.config.usual.steps,
                 start=False,
-                unit="steps",
                 numbers="waiting",
                 visible=self._few,
             )
@@ -64,43 +63,46 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.update()
+        self.update(last=True)
         self._progress.stop()
 
-    def update(self) -> None:
-        """Read how far every run is."""
+    def _name(self, cell: Cell) -> str:
+        return cell.name if self._few else f"{cell.folder.name}: {cell.name}"
+
+    def update(self, *, last: bool = False) -> None:
+        """Read how far every run is; the ``last`` time everything is printed that was not."""
         plain = []
         for cell, task in self._tasks.items():
             if self._shares.get(cell) == 1 and not self._few:
                 continue
             line = _last_metrics(cell.path / METRICS_FILE)
             if line is None:
+                if (cell.path / PLAN_FILE).exists():
+                    self._progress.update(task, numbers="starting")
                 continue
             if not self._progress.tasks[task].started:
                 self._progress.start_task(task)
             result = cell.result
             if result is None:
                 ended = "recent_return" in line
-                numbers = f"return {line['recent_return']:+.3f}  " if ended else "no episode ended yet  "
-                numbers += f"success {line['recent_success']:4.0%}  " if ended else ""
+                numbers = f"return {line['recent_return']:+.3f} " if ended else "no episode ended yet "
+                numbers += f"success {line['recent_success']:4.0%} " if ended else ""
                 over = line["step"] >= cell.config.usual.steps
                 numbers += "evaluating" if over else f"{line['timing']['steps_per_second']:4.0f} steps/s"
             else:
-                numbers = (
-                    f"return {result['sampled']['return']:+.3f}  success {result['sampled']['success']:4.0%}  done"
-                )
+                numbers = f"return {result['sampled']['return']:+.3f} success {result['sampled']['success']:4.0%} done"
             if "best_score" in line:
-                numbers += f"  best {line['best_score']:.4f} (by step {line['best_score_step']:,})"
+                numbers += f" best {line['best_score']:.4f} (by step {line['best_score_step']:,})"
             total = cell.config.usual.steps
             completed = min(line["step"], total)
             self._shares[cell] = 1 if cell.finished else 0.99 * completed / total
             self._progress.update(
                 task, completed=completed, numbers=numbers, visible=self._few or self._shares[cell] < 1
             )
-            plain.append(f"{cell.name}: {completed:,}/{total:,} steps, {numbers}")
+            plain.append(f"{self._name(cell)}: {completed:,}/{total:,} steps, {numbers}")
         plain.append(self._overall())
         due = time.monotonic() - self._last_time > _SECONDS_BETWEEN_LINES
-        if due and not self._console.is_terminal:
+        if (due or last) and not self._console.is_terminal:
             self._last_time = time.monotonic()
             new = [line for line in plain if line and line not in self._shown]
             self._shown = plain
@@ -117,7 +119,7 @@ class Display:
         gained, left = share - self._share_at_start, len(self._tasks) - share
         seconds = (time.monotonic() - self._started) * left / gained if gained > 0 else None
         estimate = "" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
-        self._progress.update(self._all, completed=done, numbers=estimate)
+        self._progress.update(self._all, completed=share)
         return f"{done} of {len(self._tasks)} runs done {estimate}"
 
 

@@ -100,8 +100,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "discount": Experiment(
         "The discount inside an action (figure 5)",
         "How much of a discount inside an action can learning bear?",
-        "What it cannot show: what the discount does to longer actions than these, of four to seven tokens; the next "
-        "experiment asks that.",
+        "What it cannot show: what the discount does to longer actions than these, of four to seven tokens; the "
+        "experiment on their length asks that.",
         (Panel(FOOD, tuple(DISCOUNTS.values())),),
     ),
     "endless": Experiment(

@@ -39,8 +39,8 @@ class PaperConfig:
     """Run the paper's experiments, or some of them; what is finished is not done again."""
 
     only: tuple[str, ...] = ()
-    """Names of experiments: search, curves, entropy, programs, discount, endless, length, behaviour, generalisation,
-    credit, language (default: all)."""
+    """Names of experiments, also with commas between: search, curves, entropy, programs, discount, endless, length,
+    behaviour, generalisation, credit, language (default: all)."""
     seeds: int | None = None
     """Runs of each agent (default: 10; 3 in the search, where programs are written, and with 7B models)."""
     scale: Literal["embedded", "7b"] = "embedded"
@@ -65,18 +65,22 @@ class PaperConfig:
         return self.output or Path("runs") / f"paper-{self.scale}{'-quick' if self.quick else ''}"
 
     @property
+    def _names(self) -> list[str]:
+        return [name for names in self.only for name in names.split(",") if name]
+
+    @property
     def experiments(self) -> dict[str, Experiment]:
         """What was asked for, by name."""
         return {
             name: found
             for name, found in EXPERIMENTS.items()
-            if self.scale in found.scales and (not self.only or name in self.only)
+            if self.scale in found.scales and (not self.only or name in self._names)
         }
 
     @property
     def command(self) -> str:
         """What to type for the same."""
-        words = ["python -m benchmarks paper", *(["--only", *self.only] if self.only else [])]
+        words = ["python -m benchmarks paper", *(["--only", *self._names] if self.only else [])]
         for name in ("seeds", "scale", "model", "quick", "quantize", "gradient_checkpointing"):
             if (value := getattr(self, name)) not in (None, False, "embedded"):
                 words += [f"--{name.replace('_', '-')}", *([str(value)] if value is not True else [])]
@@ -90,7 +94,7 @@ class PaperConfig:
         ValueError
             Naming the option.
         """
-        for name in self.only:
+        for name in self._names:
             if name not in EXPERIMENTS:
                 raise ValueError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
             if self.scale not in EXPERIMENTS[name].scales:
@@ -227,7 +231,7 @@ def _show_plan(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], cons
     large = config.scale == "7b"
     for name, found in benchmarks.items():
         for benchmark in found:
-            title = f"{name}: {benchmark.folder.name}, {benchmark.config.usual.steps:,} decisions a run"
+            title = f"{name}: {benchmark.title}, {benchmark.config.usual.steps:,} decisions a run"
             console.print(title, style="bold", soft_wrap=True, highlight=False)
             table = Table(box=SIMPLE_HEAD, pad_edge=False)
             table.add_column("agent", overflow="fold")

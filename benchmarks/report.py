@@ -21,7 +21,7 @@ import jinja2
 import numpy as np
 
 from benchmarks import credit_study, programs, transfer
-from benchmarks.cell import CONFIG_FILE, Benchmark, Cell
+from benchmarks.cell import Benchmark, Cell
 from benchmarks.comparison import (
     compare,
     compare_over,
@@ -131,11 +131,17 @@ def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
     names = [section.name for section in sections]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"two folders have the same name, or two the experiment: {', '.join(sorted(twice))}")
+    alike = Counter(section.title for section in sections)
+    sections = [
+        replace(section, title=f"{section.title} ({section.name})") if alike[section.title] > 1 else section
+        for section in sections
+    ]
     for section in sections:
         section.keep(tables)
     environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
     environment.tests["number"] = is_number
-    title = " and ".join(folder.resolve().name for folder in folders)
+    title = " and ".join(folder.resolve().name for folder in folders[:2])
+    title += f" and {len(folders) - 2} more" if folders[2:] else ""
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, environment.get_template("report.html").render(title=title, sections=sections))
     return output
@@ -157,8 +163,9 @@ def _of_benchmark(benchmark: Benchmark) -> list[Section]:
         found.append(_transfer(f"{name}-unseen", f"{benchmark.title}: unseen tasks", [benchmark]))
     if benchmark.config.env == FOOD and benchmark.config.embedded and benchmark.learners:
         found.append(_credit(f"{name}-credit", f"{benchmark.title}: credit inside an action", [benchmark]))
-    made = [(file, (benchmark.folder / file).read_text()) for file in (VERSIONS_FILE, CONFIG_FILE)]
-    made.append(("Made with", _made_with(benchmark.cells)))
+    made = [(VERSIONS_FILE, (benchmark.folder / VERSIONS_FILE).read_text()), ("Made with", _made_with(benchmark.cells))]
+    plans = {algo: json.dumps(benchmark.of(algo)[0].plan, indent=2) for algo in benchmark.config.algos}
+    made += [(f"What {algo} was trained with", plan) for algo, plan in plans.items()]
     return [*found, Section(f"{name}-made", f"How {name} was made", details=made)]
 
 
@@ -198,7 +205,7 @@ def _made_with(cells: Sequence[Cell]) -> str:
     texts = [file.read_text().split("\n") if file.exists() else ["versions not noted"] for file in files]
     common = [line for line in texts[0] if line and all(line in text for text in texts)]
     others = Counter("; ".join(line for line in text if line and line not in common) for text in texts)
-    took = f"{len(cells)} runs: {hours(cells):.1f} hours of training, if done one after the other"
+    took = f"{len(cells)} runs: {60 * hours(cells):.0f} minutes of training, if done one after the other"
     return "\n".join([*common, *(f"{count} runs: {text}" for text, count in others.items() if text), took])
 
 

@@ -131,9 +131,9 @@ def _run_benchmark(benchmark: Benchmark) -> Path:
         write_programs([benchmark], folder, console)
     if config.transfer:
         write_transfer(benchmark, folder, console)
-    adapters = [cell.path / CHECKPOINTS_FOLDER / LAST / ADAPTER_FOLDER for cell in benchmark.cells]
-    for adapter in filter(Path.exists, adapters):
-        console.print(f"adapter (PEFT): {adapter}", soft_wrap=True)
+    where = Path("*", "seed-*", CHECKPOINTS_FOLDER, LAST, ADAPTER_FOLDER)
+    if any(folder.glob(str(where))):
+        console.print(f"adapters (PEFT): {folder / where}", markup=False, soft_wrap=True)
     console.print(f"done in {time.monotonic() - started:.0f} s")
     return folder
 
@@ -165,7 +165,10 @@ def run_cells(
             with alone_in(folder):
                 _run_in_processes(waiting, workers, Display(cells, console))
     except BaseException as error:
-        console.print(f"stopped ({type(error).__name__}); go on with: {go_on}", style="yellow", soft_wrap=True)
+        why = "" if isinstance(error, KeyboardInterrupt) else f" ({type(error).__name__})"
+        console.print(
+            f"stopped{why}; go on from the last checkpoint of each run with: {go_on}", style="yellow", soft_wrap=True
+        )
         raise
 
 

@@ -79,7 +79,7 @@ def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
     assert poad["return"].startswith("0.800 [")
     assert poad["of optimum"].startswith(f"{0.8 / optimum:.1%} [")
     assert poad["decisions to 90 %"].endswith("], 2 of 3 never")
-    assert (poad["fell back"], ntpo["fell back"]) == ("0 of 3", "0 of 3")
+    assert (poad["fell back"], ntpo["fell back"], ntpo["decisions to 90 %"]) == ("0 of 1", "", "never")
     assert ntpo["skipped steps"] == "25% [25%, 25%]"
 
 
