@@ -271,7 +271,7 @@ def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
         if (chance := random_returns(benchmark)) is not None:
             axes.axhline(chance.mean(), color="grey", linestyle=":", linewidth=1.4, label="random policy")
         axes.set_title(benchmark.title, fontsize="medium")
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.02 * benchmark.config.usual.steps)
         axes.grid(alpha=0.25)
     lines, names = max((axes.get_legend_handles_labels() for axes in panels.flat), key=lambda found: len(found[0]))
     if len({benchmark.config.algos for benchmark in benchmarks}) > 1:
