@@ -78,7 +78,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "credit: it samples whole candidates, which another experiment takes apart, and an entropy bonus weighs as "
         "many times less for it as an action has tokens, for losses are means over tokens or actions. How many "
         "environments the household takes was chosen on seed 0 too.",
-        tuple(Panel(env) for env in (SALAD, LARGE_SALAD, FOOD, ENTERTAINMENT)),
+        tuple(Panel(env) for env in (FOOD, ENTERTAINMENT, SALAD, LARGE_SALAD)),
     ),
     "entropy": Experiment(
         "The same without an entropy bonus, and with the paper's",
