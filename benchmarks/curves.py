@@ -69,7 +69,7 @@ def draw_seeds(
     curves = [([line["step"] for line in own], [line[measure] for line in own]) for own in lines if own]
     label = f"{algo} ({len(cells)} seed{'s' if len(cells) > 1 else ''})"
     if len(curves) < len(cells):
-        label = f"{algo} ({len(curves)} of {len(cells)} seeds; of the others fewer than {RECENT_EPISODES} episodes ended)"
+        label = f"{algo} ({len(curves)} of {len(cells)} seeds: else fewer than {RECENT_EPISODES} episodes)"
     if not curves:
         axes.plot([], [], color=colour, linestyle=style, label=label)
         return

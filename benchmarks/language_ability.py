@@ -7,20 +7,25 @@ any other model, tasks of the lm-evaluation-harness on the base model and on it 
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import track
 
-from benchmarks.cell import Benchmark, make_envs
+from benchmarks.cell import Benchmark, Cell, make_envs
 from benchmarks.statistics import Interval, mean
 from benchmarks.tables import Known, Table
 from lang_envs import WORLDS
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import prompt
+from lang_envs.files import read_json, write_atomically
 from trainers.agents.common import ADAPTER_FOLDER, PPOAgent
 from trainers.checkpoint import LAST
 from trainers.embedded_lm.pretrain import losses, question, random_play, random_shape, sizes
@@ -32,6 +37,7 @@ Scores = dict[tuple[str, str], float]
 _SEED = 1_000_000  # of no pre-training and no run
 _DECISIONS, _PROGRAMS = 1_000, 64
 _TOKENS_PER_FORWARD = 3072
+_FILE = "perplexity.json"
 
 
 def texts_of_worlds(tokenizer: Any) -> dict[str, tuple[list[Question], np.ndarray]]:
@@ -81,21 +87,9 @@ def perplexity_table(run: Benchmark) -> Table:
     if not config.embedded:
         raise ValueError(f"{run.folder} has the model {config.model}: name --tasks of the lm-evaluation-harness for it")
     run.check_learners()
-    envs = make_envs(config)
-    texts: dict[str, tuple[list[Question], np.ndarray]] = {}
-    before: Scores = {}
-    after: dict[str, dict[tuple[str, str], Interval]] = {}
-    for algo in run.learners:
-        own = []
-        for cell in run.of(algo):
-            agent = cell.load_agent(envs)
-            if not before:
-                texts = texts_of_worlds(agent.tokenizer)
-                with agent.language_model.model.disable_adapter():
-                    before = perplexities(agent, texts)
-            own.append(perplexities(agent, texts))
-        after[algo] = {key: mean([[found[key] for found in own]]) for key in before}
-    envs.close()
+    measured = _measure({algo: run.of(algo) for algo in run.learners})
+    (before, _), *_ = next(iter(measured.values()))
+    after = {algo: {key: mean([[own[key] for _, own in found]]) for key in before} for algo, found in measured.items()}
     note = (
         f"Perplexity per token of the embedded model on text that random policies see and say (seed {_SEED:,}), before "
         f"training (exact) and after {config.usual.steps:,} decisions in {config.env}: mean over {config.seeds} seeds "
@@ -103,6 +97,30 @@ def perplexity_table(run: Benchmark) -> Table:
         "perplexity on what is said rises in its own world is what was asked of it."
     )
     return _tabulate(note, ("text", "part"), before, after)
+
+
+def _measure(cells: dict[str, list[Cell]]) -> dict[str, list[tuple[Scores, Scores]]]:
+    """Of each run the perplexities before training and after; what is once measured is kept beside the run."""
+    found: dict[str, list[tuple[Scores, Scores]]] = {algo: [] for algo in cells}
+    texts: dict[str, tuple[list[Question], np.ndarray]] = {}
+    before: Scores = {}
+    everything = [(algo, cell) for algo, own in cells.items() for cell in own]
+    for algo, cell in track(everything, "perplexity", transient=True, disable=not sys.stdout.isatty()):
+        file = cell.path / _FILE
+        if not file.exists():
+            with closing(make_envs(cell.config)) as envs:
+                agent = cell.load_agent(envs)
+            texts = texts or texts_of_worlds(agent.tokenizer)
+            if not before:  # the same for all
+                with agent.language_model.model.disable_adapter():
+                    before = perplexities(agent, texts)
+            after = perplexities(agent, texts)
+            kept = [[*key, before[key], after[key]] for key in before]
+            write_atomically(file, json.dumps(kept) + "\n")
+        saved = read_json(file)
+        before = {(kind, part): value for kind, part, value, _ in saved}
+        found[algo].append((before, {(kind, part): value for kind, part, _, value in saved}))
+    return found
 
 
 def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, limit: int | None) -> Table:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import trainers
-from benchmarks.cell import CONFIG_FILE, RESULT_FILE, Benchmark
+from benchmarks.cell import CONFIG_FILE, RESULT_FILE, Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.experiments import FOOD
 from benchmarks.language_ability import harness_table, perplexities, perplexity_table, texts_of_worlds
@@ -63,7 +63,9 @@ def test_perplexity_is_that_of_plain_scoring(run: Benchmark) -> None:
         assert [found[kind, "seen"], found[kind, "said"]] == pytest.approx(expected.tolist(), rel=1e-4)
 
 
-def test_a_table_shows_the_model_before_and_after(run: Benchmark, tmp_path: Path) -> None:
+def test_a_table_shows_the_model_before_and_after(
+    run: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     language_ability(run.folder, (), None, None, tmp_path / "new")
     found = json.loads((tmp_path / "new" / "language-ability.json").read_text())
     assert set(found["before"]) == set(found["after"]["poad"]) and len(found["before"]) == 6
@@ -72,6 +74,8 @@ def test_a_table_shows_the_model_before_and_after(run: Benchmark, tmp_path: Path
         assert before > 1 and own["low"] < own["value"] < own["high"] and own["value"] != before
     lines = (tmp_path / "new" / "language-ability.md").read_text().splitlines()
     assert sum(line.startswith("| VirtualHome | ") for line in lines) == 2
+    monkeypatch.setattr(Cell, "load_agent", None)
+    assert perplexity_table(run).numbers == {name: found[name] for name in ("before", "after")}, "measured once"
 
 
 def test_runs_that_cannot_be_asked_are_named(run: Benchmark, tmp_path: Path) -> None:
@@ -83,7 +87,7 @@ def test_runs_that_cannot_be_asked_are_named(run: Benchmark, tmp_path: Path) -> 
         with pytest.raises(ValueError, match=message):
             perplexity_table(Benchmark(config, tmp_path))
     folder = tmp_path / "damaged"
-    shutil.copytree(run.folder, folder)
+    shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns("perplexity.json"))
     adapter = folder / "poad" / "seed-1" / CHECKPOINTS_FOLDER / LAST / "critic.safetensors"
     adapter.write_bytes(adapter.read_bytes()[:50])
     with pytest.raises(ValueError, match=r"seed-1/checkpoints/last cannot be loaded"):
