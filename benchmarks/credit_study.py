@@ -113,6 +113,21 @@ class Study:
         return Table(self.note, header, rows, {"tokens": self.tokens, "credit": self.columns})
 
 
+def verdict(found: Study) -> str:
+    """A sentence that says how far the tokens of an action are from adding up to what the action is worth."""
+    cases = [(decision, action) for decision in DECISIONS for action in (OPEN, CLOSE)]
+    whole, ntpo, bad = (
+        [found.columns[f"exact, {level}"]["credit"][decision][action] for decision, action in cases]
+        for level in ("action level", "NTPO", "BAD")
+    )
+    missed = [max(abs(sum(own) - all_of[0]) for own, all_of in zip(way, whole, strict=True)) for way in (bad, ntpo)]
+    later = max(abs(advantage) for own in (*bad, *ntpo) for advantage in own[1:])
+    return (
+        f"By exact values the tokens of BAD add up to the advantage of their action (to {missed[0]:.4f}), and those of "
+        f"NTPO miss it by up to {missed[1]:.4f}. The first token alone decides; those after it get {later:.4f} at most."
+    )
+
+
 def study(run: Benchmark | None) -> Study:
     """Do the study: what is exact under the policy of the untrained embedded model, and with a run also what the
     critics of its agents say, the mean over their seeds with its 95 % interval.

@@ -99,6 +99,23 @@ def perplexity_table(run: Benchmark) -> Table:
     return _tabulate(note, ("text", "part"), before, after)
 
 
+def verdict(run: Benchmark, table: Table) -> str:
+    """A sentence that says how far perplexity moved in the world that was trained in, and how far elsewhere."""
+    before, after = table.numbers["before"], table.numbers["after"]
+    own = f"{run.config.env.rpartition(':')[2].partition('-')[0]} said"
+    moved = ", ".join(f"{algo} {found[own]['value']:.2f}" for algo, found in after.items())
+    away = max(
+        abs(found[text]["value"] / before[text] - 1)
+        for found in after.values()
+        for text in before
+        if text.split()[0] != own.split()[0]
+    )
+    return (
+        f"Perplexity on what is said in the agents' own kind of world goes from {before[own]:.2f} to: {moved}; in "
+        f"other worlds it moves by {away:.1%} at most (means)."
+    )
+
+
 def _measure(cells: dict[str, list[Cell]]) -> dict[str, list[tuple[Scores, Scores]]]:
     """Of each run the perplexities before training and after; what is once measured is kept beside the run."""
     found: dict[str, list[tuple[Scores, Scores]]] = {algo: [] for algo in cells}

@@ -16,7 +16,7 @@ from benchmarks.cell import Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.curves import COLOURS, draw_seeds, read_metrics, save
 from benchmarks.presets import PAPER_PROGRAMS
-from benchmarks.statistics import Interval, bootstrap_mean
+from benchmarks.statistics import Interval, beside, bootstrap_mean
 from benchmarks.tables import Known, Table
 from trainers.loop import BEST_PROGRAM_FILE
 
@@ -61,6 +61,26 @@ def tabulate(runs: Sequence[Benchmark]) -> Table:
             rows += [(name, by, "", Known(f"{score:.4f}"), "", "", "", "") for by, score in published.items()]
     rows.sort(key=lambda row: list(found).index(row[0]))
     return Table(_NOTE, _HEADER, rows, {"sets": found})
+
+
+def verdicts(table: Table) -> list[str]:
+    """Sentences that say where the first agent's last programs are better than another's, by their intervals."""
+    sets = table.numbers["sets"]
+    ours, *others = next(iter(sets.values()))
+    return [
+        f"{what} of {ours} beside {theirs}'s: {text}."
+        for theirs in others
+        for measure, what in (("score", "ROC AUC of the working programs"), ("reward", "Mean reward"))
+        if (
+            text := beside(
+                {
+                    name: (Interval(**found[ours][measure]), Interval(**found[theirs][measure]))
+                    for name, found in sets.items()
+                    if theirs in found and all(measure in found[algo] for algo in (ours, theirs))
+                }
+            )
+        )
+    ]
 
 
 def write_programs(runs: Sequence[Benchmark], folder: Path, console: Console) -> None:

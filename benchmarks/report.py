@@ -33,7 +33,7 @@ from benchmarks.comparison import (
 )
 from benchmarks.curves import hours
 from benchmarks.experiments import DISCOUNTS, EXPERIMENTS, FAMILY, FOOD
-from benchmarks.language_ability import perplexity_table
+from benchmarks.language_ability import perplexity_table, verdict
 from benchmarks.paper import PAPER_FILE, Asked, remembered
 from benchmarks.statistics import Interval, mean, mean_difference
 from benchmarks.tables import Known, Table, is_number
@@ -237,7 +237,8 @@ def _programs(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section
     picture = _picture(
         "Programs over decisions, a row for each data set.", lambda path: programs.draw(benchmarks, path)
     )
-    return Section(name, title, [], [picture], [table], best, runs=benchmarks)
+    shows = _shows(programs.verdicts(table))
+    return Section(name, title, shows, [picture], [table], best, runs=benchmarks)
 
 
 def _transfer(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
@@ -246,7 +247,8 @@ def _transfer(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section
     picture = _picture(
         "Returns in worlds that were not trained in.", lambda path: transfer.draw(benchmark, found, path)
     )
-    return Section(name, title, [], [picture], [transfer.tabulate(benchmark, found)], runs=benchmarks)
+    shows = _shows(transfer.verdicts(found))
+    return Section(name, title, shows, [picture], [transfer.tabulate(benchmark, found)], runs=benchmarks)
 
 
 def _credit(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
@@ -259,7 +261,7 @@ def _credit(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
     return Section(
         name,
         title,
-        [],
+        _shows([credit_study.verdict(found)]),
         [picture],
         [found.tabulate()],
         command=f"python -m benchmarks credit {benchmark.folder}",
@@ -269,7 +271,12 @@ def _credit(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
 
 def _language(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
     (benchmark,) = benchmarks
-    return Section(name, title, tables=[perplexity_table(benchmark)], runs=benchmarks)
+    table = perplexity_table(benchmark)
+    return Section(name, title, _shows([verdict(benchmark, table)]), tables=[table], runs=benchmarks)
+
+
+def _shows(sentences: Sequence[str]) -> list[str]:
+    return [f"What it shows: {' '.join(sentences)}"] if sentences else []
 
 
 _BUILDERS: dict[str, Callable[[str, str, Sequence[Benchmark]], Section]] = {

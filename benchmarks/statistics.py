@@ -90,6 +90,15 @@ def can_differ(runs: int, others: int, level: float = 0.05) -> bool:
     return 0 < 2 / math.comb(2 * runs, runs) * others < level
 
 
+def beside(pairs: Mapping[str, tuple[Interval, Interval]]) -> str:
+    """In words: where the first of two intervals lies above the second, where below, and where they overlap."""
+    found: dict[str, list[str]] = {"higher in": [], "lower in": [], "not told apart in": []}
+    for name, (ours, theirs) in pairs.items():
+        way = "higher in" if ours.low > theirs.high else "lower in" if ours.high < theirs.low else "not told apart in"
+        found[way].append(name)
+    return "; ".join(f"{way} {', '.join(names)}" for way, names in found.items() if names)
+
+
 def performance_profile(tasks: Sequence[Values], thresholds: Sequence[float]) -> list[Interval]:
     """The share of runs above each threshold, tasks counted alike; fractions of runs, from 1 down to 0."""
     return [

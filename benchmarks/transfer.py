@@ -17,7 +17,7 @@ from benchmarks.config import BenchmarkConfig
 from benchmarks.curves import COLOURS, save
 from benchmarks.experiments import FOOD
 from benchmarks.presets import PAPER_TRANSFER
-from benchmarks.statistics import Interval, bootstrap_mean
+from benchmarks.statistics import Interval, beside, bootstrap_mean
 from benchmarks.tables import Known, Table
 
 UNTRAINED = "untrained"
@@ -69,6 +69,22 @@ def tabulate(benchmark: Benchmark, found: Found) -> Table:
             rows.append(["… paper, 7B", "", *(_paper_cell(paper.get(column)) for column in columns)])
     note = _note(benchmark.config)
     return Table(note, ["task", "best", *columns], rows, {"worlds": found})
+
+
+def verdicts(found: Found) -> list[str]:
+    """Sentences that say where the first agent succeeds more often than the untrained one and the others, by their
+    intervals."""
+    untrained, ours, *others = next(iter(found.values()))
+
+    def success(world: dict[str, dict[str, Any]], column: str) -> Interval:
+        return Interval(**world[column]["sampled_success"])
+
+    return [
+        f"Success of {ours} beside {theirs}'s: "
+        + beside({_short(env): (success(world, ours), success(world, theirs)) for env, world in found.items()})
+        + "."
+        for theirs in (untrained, *others)
+    ]
 
 
 def optima(benchmark: Benchmark) -> dict[str, float | None]:

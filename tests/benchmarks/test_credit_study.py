@@ -12,7 +12,7 @@ import lang_envs  # noqa: F401 — registers the worlds
 import trainers
 from benchmarks.cell import Benchmark
 from benchmarks.config import BenchmarkConfig
-from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, Study, ask, draw, exact_credit, study
+from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, Study, ask, draw, exact_credit, study, verdict
 from benchmarks.experiments import FOOD
 from benchmarks.run import run, study_credit
 from benchmarks.tabular import exact_values, explore, follow
@@ -140,6 +140,13 @@ def test_actions_without_an_end_token_leave_its_place_empty(agent: Any, tmp_path
         ("+0.5000", "+0.0000", "+0.0000", ""),
     ]
     assert draw(found, tmp_path / "credit.png").stat().st_size > 10_000
+
+
+def test_what_the_study_says_is_what_its_numbers_say() -> None:
+    found = study(None)
+    opening = {name: column["credit"]["pancake in hand"][OPEN] for name, column in found.columns.items()}
+    missed = opening["exact, action level"][0] - sum(opening["exact, NTPO"])  # 0.0706 − 0.0203, the most of the four
+    assert f"to 0.0000), and those of NTPO miss it by up to {missed:.4f}. The first token" in verdict(found)
 
 
 def test_a_way_leads_to_the_situation_at_its_end() -> None:

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.statistics import (
+    Interval,
+    beside,
     bootstrap_mean,
     can_differ,
     differ,
@@ -153,3 +155,9 @@ def test_runs_that_are_too_few_to_tell_any_apart_are_known(runs: int, others: in
 def test_seeds_with_few_episodes_count_as_much_as_those_with_many() -> None:
     value, low, high = bootstrap_mean([[0.0] * 30, [1.0]])
     assert (value, low, high) == (0.5, 0.0, 1.0)
+
+
+def test_intervals_that_overlap_are_not_told_apart() -> None:
+    low, middle, high = Interval(0.2, 0.1, 0.3), Interval(0.4, 0.3, 0.5), Interval(0.8, 0.6, 0.9)
+    pairs = {"a": (low, high), "b": (high, low), "c": (low, middle), "d": (middle, high)}
+    assert beside(pairs) == "higher in b; lower in a, d; not told apart in c"
