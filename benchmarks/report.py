@@ -170,7 +170,7 @@ def _of_benchmark(benchmark: Benchmark) -> list[Section]:
 
 
 def _of_paper(asked: Asked) -> list[Section]:
-    """The experiments whose runs are all done, and by name those whose are not."""
+    """What is done of the experiments, world by world, and by name what is not."""
     found: list[Section] = []
     missing = []
     for name, benchmarks in asked.benchmarks.items():
@@ -178,9 +178,13 @@ def _of_paper(asked: Asked) -> list[Section]:
         cells = [cell for benchmark in benchmarks for cell in benchmark.cells]
         for cell in cells:
             cell.check()
+        done = [benchmark for benchmark in benchmarks if all(cell.finished for cell in benchmark.cells)]
         if left := sum(not cell.finished for cell in cells):
-            missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done.")
+            worlds = ", ".join(benchmark.title for benchmark in benchmarks if benchmark not in done)
+            missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done ({worlds}).")
+        if not done:
             continue
+        benchmarks, cells = done, [cell for benchmark in done for cell in benchmark.cells]
         section = _BUILDERS.get(name, _comparison)(name, experiment.title, benchmarks)
         extra = _EXTRAS[name](benchmarks) if name in _EXTRAS else ([], [])
         found.append(

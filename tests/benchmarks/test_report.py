@@ -156,13 +156,14 @@ def test_one_page_holds_every_run_its_best_programs_and_how_it_was_made(tmp_path
 def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path) -> None:
     folder = tmp_path / "paper"
     for config in (
-        PaperConfig(output=folder, seeds=2, only=("discount", "length")),
+        PaperConfig(output=folder, seeds=2, only=("discount", "length", "curves")),
         PaperConfig(output=folder, seeds=3, only=("entropy",)),
     ):
         folder.mkdir(exist_ok=True)
         remember(config)
     asked = remembered(folder).benchmarks
     assert {name: benchmarks[0].config.seeds for name, benchmarks in asked.items()} == {
+        "curves": 2,
         "entropy": 3,
         "discount": 2,
         "length": 2,
@@ -170,9 +171,10 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
     for panel, benchmark in zip(EXPERIMENTS["length"].panels, asked["length"], strict=True):
         reading = Reading(steps=1, programs=0, decisions=100, batch=2)
         base_model(str(panel.tokens), panel.env, Path(str(benchmark.config.model)), reading)
-    for benchmark in (*asked["discount"], *asked["length"]):
+    done = (*asked["discount"], *asked["length"], asked["curves"][0])
+    for benchmark in done:
         fill(benchmark)
-    for benchmark in (*asked["discount"], *asked["length"]):
+    for benchmark in done:
         for cell in benchmark.cells:
             (cell.path / VERSIONS_FILE).write_text(f"torch\ncommit {cell.seed}\npeft\n")
     moved = tmp_path / "moved"
@@ -185,9 +187,12 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
     for name in ("discount", "length"):
         assert EXPERIMENTS[name].question in page and EXPERIMENTS[name].limits in page
         assert f"python -m benchmarks paper --only {name}" in page
-    assert "The same without an entropy bonus, and with the paper's: 44 of 48 runs are not done." in page
+    assert "The same without an entropy bonus, and with the paper's: 42 of 48 runs are not done (" in page
+    assert "Learning curves (figure 3): 18 of 24 runs are not done (VirtualHome-entertainment-v0, Overcooked" in page
+    shown = (tmp_path / "kept" / "curves.md").read_text()
+    assert "VirtualHome-food-preparation-v0" in shown and "entertainment" not in shown, "what is done is shown"
     captions = re.findall("<figcaption>(.*?)</figcaption>", page)
-    assert sum(caption.startswith("Learning curves") for caption in captions) == 2
+    assert sum(caption.startswith("Learning curves") for caption in captions) == 3
     assert {"Return by the discount inside an action; 1 is POAD."} <= set(captions)
     assert any(caption.startswith("What POAD is ahead of NTPO") for caption in captions)
     assert page.count("VirtualHome-food-preparation-v0 in characters") >= 2
