@@ -84,6 +84,6 @@ def draw_seeds(
 
 def save(figure: plt.Figure, path: Path) -> Path:
     """Write a figure, and forget it."""
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
     return path

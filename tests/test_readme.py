@@ -78,7 +78,7 @@ def test_pictures_that_are_shown_exist() -> None:
 
 
 def test_intervals_that_are_shown_are_those_of_the_published_results() -> None:
-    shown = README[README.index("## What it shows") : README.index("### Learning curves")]
+    shown = README[README.index("## What it shows") : README.index("### All of it again")]
     _, *found = re.split(r"\]\((benchmarks/results/[a-z]+\.md)", shown)
     counted = 0
     for file, text in zip(found[::2], found[1::2], strict=True):
@@ -137,5 +137,5 @@ def test_the_readmes_own_worlds_are_trained_in_as_shown(world: list[str], tmp_pa
 def test_the_readmes_table_of_unseen_tasks_has_all_of_them() -> None:
     from lang_envs.virtualhome import UNSEEN_TASKS
 
-    rows = re.findall(r"^\| VirtualHome-([a-z-]+)-v0 \| 0\.\d{4} \|", README, flags=re.MULTILINE)
+    rows = re.findall(r"^\| ([a-z-]+) \| \d+% \[", README, flags=re.MULTILINE)
     assert tuple(rows) == UNSEEN_TASKS
