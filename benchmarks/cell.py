@@ -76,7 +76,7 @@ class Cell:
 
     def unplayed(self, stage: str) -> list[str]:
         if stage == "untrained" and self.algo != self.config.algos[0]:
-            return []  # untrained they are all alike
+            return []  # what is shown of untrained agents is the first one
         played = self.played(stage)
         return [env for env in self.config.transfer if env not in played]
 

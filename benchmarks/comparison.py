@@ -15,7 +15,7 @@ from rich.console import Console
 
 import trainers
 from benchmarks.cell import Benchmark
-from benchmarks.curves import COLOURS, NEAR_OPTIMUM, draw_seeds, read_metrics, save, steps_to_near_optimum
+from benchmarks.curves import COLOURS, NEAR_OPTIMUM, decisions_to_near_optimum, draw_seeds, read_metrics, save
 from benchmarks.programs import wrote_programs
 from benchmarks.statistics import (
     Interval,
@@ -85,7 +85,7 @@ def runs_of(benchmark: Benchmark, algo: str) -> Runs:
     optimum = optimum_of(benchmark)
     results = [cell.result or {} for cell in cells]
     curves = [read_metrics(cell) for cell in cells]
-    reached = [steps_to_near_optimum(curve, optimum) for curve in curves]
+    reached = [decisions_to_near_optimum(curve, optimum) for curve in curves]
     return Runs(
         returns=[result["sampled"]["return"] for result in results],
         greedy=[result["greedy"]["return"] for result in results],

@@ -28,6 +28,7 @@ from trainers.agents.common import PPOAgent
 from trainers.agents.token_level import TokenLevelAgent
 from trainers.prefix_tree import PrefixTree, Question
 
+_SIGNED = "{:+z.4f}"  # there is no −0
 OPEN, CLOSE = "open the microwave", "close the microwave"
 _TO_THE_MICROWAVE = ("walk to the pancake", "grab the pancake", "walk to the microwave")
 DECISIONS = {
@@ -186,13 +187,7 @@ def _value(found: float | Interval) -> float:
 
 
 def _cell(found: float | Interval) -> str:
-    if isinstance(found, Interval):
-        return f"{_signed(found.value)} [{_signed(found.low)}, {_signed(found.high)}]"
-    return Known(_signed(found))
-
-
-def _signed(number: float) -> str:
-    return f"{round(number, 4) + 0.0:+.4f}"  # there is no −0
+    return found.shown(_SIGNED) if isinstance(found, Interval) else Known(_SIGNED.format(found))
 
 
 def _note(run: Benchmark | None) -> str:
@@ -231,7 +226,13 @@ def draw(found: Study, path: Path) -> Path:
                     continue
                 light = abs(shades[y, x]) > 0.6
                 axes.text(
-                    x, y, _signed(number), ha="center", va="center", color="white" if light else "black", fontsize=8
+                    x,
+                    y,
+                    _SIGNED.format(number),
+                    ha="center",
+                    va="center",
+                    color="white" if light else "black",
+                    fontsize=8,
                 )
             axes.set_xticks(range(len(tokens[action])), tokens[action])
             axes.set_yticks(range(len(columns)), list(columns) if action == OPEN else [])

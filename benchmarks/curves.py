@@ -42,7 +42,7 @@ def read_metrics(cell: Cell) -> list[dict[str, Any]]:
 
 def hours(cells: Iterable[Cell]) -> float:
     """What finished runs took to play and to learn, one after the other; without starting and evaluation."""
-    timings = [line["timing"] for cell in cells for line in read_metrics(cell) if "timing" in line]
+    timings = [line["timing"] for cell in cells for line in read_metrics(cell)]
     return sum(timing["rollout_seconds"] + timing["learn_seconds"] for timing in timings) / 3600
 
 
@@ -53,7 +53,8 @@ def whole(lines: list[dict[str, Any]], measure: str) -> list[dict[str, Any]]:
     return [line for line in lines if measure in line and line.get("episodes", few) >= few]
 
 
-def steps_to_near_optimum(lines: list[dict[str, Any]], optimum: float | None) -> int | None:
+def decisions_to_near_optimum(lines: list[dict[str, Any]], optimum: float | None) -> int | None:
+    """Until the mean return of the last 20 episodes first reaches 90 % of the optimum; None for never."""
     if optimum is None or optimum <= 0:  # 90 % of nothing says nothing
         return None
     near = (line["step"] for line in whole(lines, "recent_return") if line["recent_return"] >= NEAR_OPTIMUM * optimum)

@@ -189,11 +189,17 @@ class Asked:
 
 
 def remember(config: PaperConfig) -> None:
-    """Keep what was asked for: of each experiment the options it was last run with."""
+    """Keep what was asked for: of each experiment the options it was last run with.
+
+    Raises
+    ------
+    ValueError
+        If another version wrote what is kept.
+    """
+    asked = {name: asdict(replace(config, only=(name,))) for name in config.experiments}
     file = config.folder / PAPER_FILE
-    asked = read_json(file) if file.exists() else {}
-    asked |= {name: asdict(replace(config, only=(name,))) for name in config.experiments}
-    write_atomically(file, json.dumps(asked, indent=2, default=str) + "\n")
+    before = {name: asdict(asked) for name, asked in remembered(config.folder).configs.items()} if file.exists() else {}
+    write_atomically(file, json.dumps(before | asked, indent=2, default=str) + "\n")
 
 
 def remembered(folder: Path) -> Asked:
@@ -204,16 +210,16 @@ def remembered(folder: Path) -> Asked:
     ValueError
         If another version wrote it.
     """
-    saved = read_json(folder / PAPER_FILE)
+    file = folder / PAPER_FILE
+    saved = read_json(file)
+    if unknown := saved.keys() - EXPERIMENTS.keys():
+        raise ValueError(f"{file} is not of this version, which has no experiment {min(unknown)!r}")
     try:
-        configs = {
-            name: PaperConfig(**saved[name] | {"only": (name,), "output": folder})
-            for name in EXPERIMENTS
-            if name in saved
-        }
+        configs = {name: PaperConfig(**own | {"only": (name,), "output": folder}) for name, own in saved.items()}
     except TypeError as error:
-        raise ValueError(f"{folder / PAPER_FILE} is not of this version: {error}") from error
-    return Asked(configs, {name: asked.benchmarks(name) for name, asked in configs.items()})
+        raise ValueError(f"{file} is not of this version: {error}") from error
+    ordered = {name: configs[name] for name in EXPERIMENTS if name in configs}
+    return Asked(ordered, {name: asked.benchmarks(name) for name, asked in ordered.items()})
 
 
 def distinct(benchmarks: dict[str, list[Benchmark]]) -> list[Cell]:

@@ -67,20 +67,17 @@ def verdicts(table: Table) -> list[str]:
     """Sentences that say where the first agent's last programs are better than another's, by their intervals."""
     sets = table.numbers["sets"]
     ours, *others = next(iter(sets.values()))
-    return [
-        f"{what} of {ours} beside {theirs}'s: {text}."
-        for theirs in others
-        for measure, what in (("score", "ROC AUC of the working programs"), ("reward", "Mean reward"))
-        if (
-            text := beside(
-                {
-                    name: (Interval(**found[ours][measure]), Interval(**found[theirs][measure]))
-                    for name, found in sets.items()
-                    if theirs in found and all(measure in found[algo] for algo in (ours, theirs))
-                }
-            )
-        )
-    ]
+    found = []
+    for theirs in others:
+        for measure, what in (("score", "ROC AUC of the working programs"), ("reward", "Mean reward")):
+            pairs = {
+                name: (Interval(**own[ours][measure]), Interval(**own[theirs][measure]))
+                for name, own in sets.items()
+                if measure in own[ours] and measure in own[theirs]  # no score where a run's last programs all failed
+            }
+            if pairs:
+                found.append(f"{what} of {ours} beside {theirs}'s: {beside(pairs)}.")
+    return found
 
 
 def write_programs(runs: Sequence[Benchmark], folder: Path, console: Console) -> None:

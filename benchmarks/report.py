@@ -20,7 +20,7 @@ import gymnasium as gym
 import jinja2
 import numpy as np
 
-from benchmarks import credit_study, programs, transfer
+from benchmarks import credit_study, language_ability, programs, transfer
 from benchmarks.cell import Benchmark, Cell
 from benchmarks.comparison import (
     compare,
@@ -33,11 +33,10 @@ from benchmarks.comparison import (
 )
 from benchmarks.curves import hours
 from benchmarks.experiments import DISCOUNTS, EXPERIMENTS, FAMILY, FOOD
-from benchmarks.language_ability import perplexity_table, verdict
 from benchmarks.paper import PAPER_FILE, Asked, remembered
 from benchmarks.statistics import Interval, mean, mean_difference
 from benchmarks.tables import Known, Table, is_number
-from benchmarks.versions import VERSIONS_FILE
+from benchmarks.versions import COMMAND, VERSIONS_FILE
 from lang_envs.files import write_atomically
 from lang_envs.tokenizer import load_tokenizer
 
@@ -46,7 +45,7 @@ _LIMITS = {
     "than their credit: entropy bonus, minibatches, epochs."
 }
 """Of experiments at another scale than the embedded one, for which their own are written."""
-_SETTINGS = {
+_CONDITIONS = {
     "with an entropy bonus": "",
     "the same, λ_w = 0.95": "[gae_lambda_token=0.95]",
     "without a bonus": "[entropy_coefficient=0.0]",
@@ -105,7 +104,7 @@ class Section:
         text += [f"{name}:\n\n```\n{detail.strip()}\n```" for name, detail in self.details]
         write_atomically(folder / f"{self.name}.md", "\n\n".join(text) + "\n")
         if self.tables:
-            numbers = [table.json for table in self.tables]
+            numbers = [table.kept for table in self.tables]
             write_atomically(folder / f"{self.name}.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
         lines = [_line_of(cell) for run in self.runs for cell in run.cells]
         if lines:
@@ -163,10 +162,12 @@ def _of_benchmark(benchmark: Benchmark) -> list[Section]:
         found.append(_transfer(f"{name}-unseen", f"{benchmark.title}: unseen tasks", [benchmark]))
     if benchmark.config.env == FOOD and benchmark.config.embedded and benchmark.learners:
         found.append(_credit(f"{name}-credit", f"{benchmark.title}: credit inside an action", [benchmark]))
-    made = [(VERSIONS_FILE, (benchmark.folder / VERSIONS_FILE).read_text()), ("Made with", _made_with(benchmark.cells))]
-    plans = {algo: json.dumps(benchmark.of(algo)[0].plan, indent=2) for algo in benchmark.config.algos}
-    made += [(f"What {algo} was trained with", plan) for algo, plan in plans.items()]
-    return [*found, Section(f"{name}-made", f"How {name} was made", details=made)]
+    lines = (benchmark.folder / VERSIONS_FILE).read_text().splitlines()
+    (command,) = (line.removeprefix(COMMAND) for line in lines if line.startswith(COMMAND))
+    firsts = [benchmark.of(algo)[0] for algo in benchmark.config.algos]
+    plans = [(f"What {cell.algo} was trained with", json.dumps(cell.plan, indent=2)) for cell in firsts]
+    made = [("Made with", _made_with(benchmark.cells)), *plans]
+    return [*found, Section(f"{name}-made", f"How {name} was made", details=made, command=command)]
 
 
 def _of_paper(asked: Asked) -> list[Section]:
@@ -205,8 +206,7 @@ def _of_paper(asked: Asked) -> list[Section]:
 
 def _made_with(cells: Sequence[Cell]) -> str:
     """What all runs are made with, then what only some are, such as the commit of the day."""
-    files = [cell.path / VERSIONS_FILE for cell in cells]
-    texts = [file.read_text().split("\n") if file.exists() else ["versions not noted"] for file in files]
+    texts = [(cell.path / VERSIONS_FILE).read_text().split("\n") for cell in cells]
     common = [line for line in texts[0] if line and all(line in text for text in texts)]
     others = Counter("; ".join(line for line in text if line and line not in common) for text in texts)
     took = f"{len(cells)} runs: {60 * hours(cells):.0f} minutes of training, if done one after the other"
@@ -223,9 +223,9 @@ def _comparison(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Secti
         lambda path: draw_comparisons(benchmarks, path),
     )
     paragraphs = [
-        f"What it shows, in {benchmark.title}: {' '.join(sentences)}"
+        paragraph
         for benchmark, (_, sentences) in zip(benchmarks, compared, strict=True)
-        if sentences
+        for paragraph in _shows(sentences, f", in {benchmark.title}")
     ]
     return Section(name, title, paragraphs, [picture], [table for table, _ in compared], runs=benchmarks)
 
@@ -275,12 +275,13 @@ def _credit(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
 
 def _language(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section:
     (benchmark,) = benchmarks
-    table = perplexity_table(benchmark)
-    return Section(name, title, _shows([verdict(benchmark, table)]), tables=[table], runs=benchmarks)
+    table = language_ability.perplexity_table(benchmark)
+    shows = _shows([language_ability.verdict(benchmark, table)])
+    return Section(name, title, shows, tables=[table], runs=benchmarks)
 
 
-def _shows(sentences: Sequence[str]) -> list[str]:
-    return [f"What it shows: {' '.join(sentences)}"] if sentences else []
+def _shows(sentences: Sequence[str], where: str = "") -> list[str]:
+    return [f"What it shows{where}: {' '.join(sentences)}"] if sentences else []
 
 
 _BUILDERS: dict[str, Callable[[str, str, Sequence[Benchmark]], Section]] = {
@@ -320,13 +321,13 @@ def _over_discounts(benchmarks: Sequence[Benchmark]) -> Extra:
 
 
 def _over_lengths(benchmarks: Sequence[Benchmark]) -> Extra:
-    gaps: dict[str, dict[float, Interval]] = {name: {} for name in _SETTINGS}
+    gaps: dict[str, dict[float, Interval]] = {name: {} for name in _CONDITIONS}
     returns: dict[str, dict[str, dict[float, Interval]]] = {
-        name: {algo + settings: {} for algo in FAMILY} for name, settings in _SETTINGS.items()
+        name: {algo + settings: {} for algo in FAMILY} for name, settings in _CONDITIONS.items()
     }
     for benchmark in benchmarks:
         length = _tokens_per_action(benchmark)
-        for name, settings in _SETTINGS.items():
+        for name, settings in _CONDITIONS.items():
             own = {algo: runs_of(benchmark, algo).returns for algo in returns[name] if algo in benchmark.config.algos}
             for algo, values in own.items():
                 returns[name][algo][length] = mean([values])

@@ -30,7 +30,7 @@ from benchmarks.display import Display
 from benchmarks.language_ability import harness_table, perplexity_table
 from benchmarks.programs import write_programs, wrote_programs
 from benchmarks.transfer import write_transfer
-from benchmarks.versions import VERSIONS_FILE, versions
+from benchmarks.versions import COMMAND, VERSIONS_FILE, versions
 from lang_envs.files import write_atomically
 from trainers.agents.common import ADAPTER_FOLDER
 from trainers.checkpoint import LAST
@@ -55,7 +55,7 @@ def run(config: BenchmarkConfig) -> Path:
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
-    write_atomically(folder / VERSIONS_FILE, "\n".join([f"command: {command}", *versions()]) + "\n")
+    write_atomically(folder / VERSIONS_FILE, "\n".join([COMMAND + command, *versions()]) + "\n")
     return _run_benchmark(Benchmark(config, folder))
 
 

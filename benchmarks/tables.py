@@ -47,14 +47,14 @@ class Table:
         return "\n".join(lines)
 
     @property
-    def json(self) -> dict[str, Any]:
+    def kept(self) -> dict[str, Any]:
         """What is kept of it beside the text."""
         return {"note": self.note, **self.numbers}
 
     def keep(self, path: Path) -> None:
         """Write it in Markdown, and the numbers beside it as JSON."""
         write_atomically(path, f"{self.note}\n\n{self.markdown}\n")
-        write_atomically(path.with_suffix(".json"), json.dumps(self.json, indent=2, allow_nan=False) + "\n")
+        write_atomically(path.with_suffix(".json"), json.dumps(self.kept, indent=2, allow_nan=False) + "\n")
 
     def show(
         self, console: Console, title: str, columns: Collection[str] | None = None, whole: Collection[str] = ()

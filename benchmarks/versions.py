@@ -10,7 +10,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 VERSIONS_FILE = "versions.txt"
-_PACKAGES = ("lang-envs", "torch", "transformers", "peft", "gymnasium", "numpy", "tokenizers", "bitsandbytes")
+COMMAND = "command: "
+"""How the line begins that says what was typed."""
+_PACKAGES = (
+    "lang-envs",
+    "torch",
+    "transformers",
+    "peft",
+    "gymnasium",
+    "numpy",
+    "tokenizers",
+    "scikit-learn",
+    "bitsandbytes",
+)
 
 
 def versions() -> list[str]:

@@ -50,12 +50,14 @@ def fill(benchmark: Benchmark, **more: str) -> None:
             {
                 "step": step,
                 "recent_return": 0.0 if step < steps / 2 else end,
+                "timing": {"rollout_seconds": 1.0, "learn_seconds": 2.0},
             }
             | ({} if cell.algo == "random" else {"approximate_kl": 0.01, "skipped_actor_steps": 0.25})
             | ({"reward": end, "works": 1.0, "score": end, "best_score": end} if "program" in more else {})
             for step in (steps * k // 20 for k in range(1, 21))
         ]
         (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (cell.path / VERSIONS_FILE).write_text("python 3.11\n")
         result = {"return": end, "success": 1.0, "episodes": 100}
         (cell.path / RESULT_FILE).write_text(json.dumps({"sampled": result, "greedy": result}))
         if "program" in more:
@@ -134,7 +136,7 @@ def test_one_page_holds_every_run_its_best_programs_and_how_it_was_made(tmp_path
     page = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "new" / "page.html", kept).read_text()
     assert page.count("<figure>") == page.count("data:image/png;base64,") == 3
     assert "<script>" not in page and "&lt;script&gt;alert(1)" in page
-    assert page.count("command: python -m benchmarks run") == 2
+    assert page.count("<pre>python -m benchmarks run</pre>") == 2
     for algo in RETURNS:
         assert f"balance-scale, {algo}: the best program, ROC AUC {max(RETURNS[algo]):.4f}" in page
     assert not re.search(r'(src|href)="(?!data:|#)', page), "the page must not need a network"
@@ -208,9 +210,15 @@ def test_options_of_one_experiment_are_not_those_of_another(tmp_path: Path) -> N
     assert asked.configs["curves"].command == "python -m benchmarks paper --only curves --scale 7b"
     assert asked.configs["programs"].model == "some/model"
     assert asked.benchmarks["curves"][0].config.model == "meta-llama/Llama-2-7b-hf"
-    (tmp_path / "paper.json").write_text('{"only": ["curves"], "curves": {"colour": "red"}}')
-    with pytest.raises(ValueError, match=r"paper.json is not of this version"):
-        remembered(tmp_path)
+    for text, message in (
+        ('{"curves": {"colour": "red"}}', r"paper\.json is not of this version: .*'colour'"),
+        ('{"seeds_of": {}}', r"paper\.json is not of this version, which has no experiment 'seeds_of'"),
+    ):
+        (tmp_path / "paper.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            remembered(tmp_path)
+        with pytest.raises(ValueError, match=message):
+            remember(config)
 
 
 def test_numbers_without_an_interval_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.config import AgentOverrides, BenchmarkConfig
-from benchmarks.curves import steps_to_near_optimum
+from benchmarks.curves import decisions_to_near_optimum
 from benchmarks.presets import USUAL, Usual, preset_settings
 from trainers.agents.settings import Settings, TokenLevelSettings, TwosomeSettings, resolve
 from trainers.loop import alone_in
@@ -229,11 +229,11 @@ def test_the_paper_has_no_preset_for_what_it_did_not_run() -> None:
         preset_settings("paper", "DataSciCoding-airlines-v0", "twosome")
 
 
-def test_steps_to_near_optimum_is_the_first_step_at_nine_tenths() -> None:
+def test_decisions_to_near_optimum_is_the_first_step_at_nine_tenths() -> None:
     lines = [{"step": 10}, {"step": 20, "recent_return": 0.5}, {"step": 30, "recent_return": 0.91}]
-    assert steps_to_near_optimum(lines, 1.0) == 30
-    assert steps_to_near_optimum(lines, 2.0) is None
-    assert steps_to_near_optimum(lines, None) is None
+    assert decisions_to_near_optimum(lines, 1.0) == 30
+    assert decisions_to_near_optimum(lines, 2.0) is None
+    assert decisions_to_near_optimum(lines, None) is None
 
 
 def test_agents_play_worlds_they_were_not_trained_in(tmp_path: Path) -> None:
