@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -62,7 +61,6 @@ class LanguageModel:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_CHECKPOINTING)
         self.tokenizer = tokenizer
         self.device: torch.device = model.device
-        self._adapter_layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
         self.packs = False
         self.packs = self._packing_is_exact()
         if not self.packs:
@@ -95,23 +93,12 @@ class LanguageModel:
     def features(self, batch: PackedBatch) -> torch.Tensor:
         """Last hidden states of the frozen base model at every node: float32 tensor (B, M, hidden)."""
         decoder = self.model.get_base_model().get_decoder()
-        with self._without_adapter():
+        with self.model.disable_adapter():
             if not self._packs(batch):
                 outputs = self._at_nodes(batch, lambda **i: decoder(**i, use_cache=False).last_hidden_state)
                 return outputs.float()
             hidden = decoder(**self._packed_inputs(batch), use_cache=False).last_hidden_state
         return hidden[:, batch.root :].float()
-
-    @contextmanager
-    def _without_adapter(self) -> Iterator[None]:
-        """What ``PeftModel.disable_adapter`` does, without its look at every module of the model each time."""
-        for layer in self._adapter_layers:
-            layer.enable_adapters(False)
-        try:
-            yield
-        finally:
-            for layer in self._adapter_layers:
-                layer.enable_adapters(True)
 
     def _packs(self, batch: PackedBatch) -> bool:
         """Whether a batch can be packed: a mask of ours knows nothing of a model's sliding window."""
