@@ -20,7 +20,7 @@ class Usual(NamedTuple):
 # In the household a random policy seldom succeeds, least of all in entertainment (see the model card): more episodes
 # at once, so that the first updates see a success. They have few situations, so that costs little.
 USUAL = {
-    # Twice as far to the first reward as in the other kitchens: after 16,384 decisions no agent was done.
+    # More to fetch and to chop than in the other kitchens: after 16,384 decisions no agent was done.
     "Overcooked-tomato-lettuce-salad-v0": Usual(32_768),
     "VirtualHome": Usual(24_576, 16),
     "VirtualHome-entertainment-v0": Usual(294_912, 256, settings={"minibatches": 2}),

@@ -159,5 +159,5 @@ def test_seeds_with_few_episodes_count_as_much_as_those_with_many() -> None:
 
 def test_intervals_that_overlap_are_not_told_apart() -> None:
     low, middle, high = Interval(0.2, 0.1, 0.3), Interval(0.4, 0.3, 0.5), Interval(0.8, 0.6, 0.9)
-    pairs = {"a": (low, high), "b": (high, low), "c": (low, middle), "d": (middle, high)}
-    assert beside(pairs) == "higher in b; lower in a, d; not told apart in c"
+    pairs = {"a": (low, high), "b": (high, low), "c": (low, middle), "d": (middle, high), "e": (middle, low)}
+    assert beside(pairs) == "higher in b; lower in a, d; not told apart in c, e"
