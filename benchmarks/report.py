@@ -51,6 +51,8 @@ _CONDITIONS = {
     "without a bonus": "[entropy_coefficient=0.0]",
 }
 """Under which agents are compared by the length of their actions."""
+_WARNINGS = {"quick": "Short runs", "missing": "What is missing"}
+"""Sections of nothing else, by name; their titles."""
 _BARE_NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+ ?%?")
 
 
@@ -137,6 +139,8 @@ def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
     ]
     for section in sections:
         section.keep(tables)
+    for name in _WARNINGS.keys() - set(names):  # true of an earlier page
+        (tables / f"{name}.md").unlink(missing_ok=True)
     environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
     environment.tests["number"] = is_number
     title = " and ".join(folder.resolve().name for folder in folders[:2])
@@ -200,8 +204,8 @@ def _of_paper(asked: Asked) -> list[Section]:
         )
     if any(config.quick for config in asked.configs.values()):
         warning = "These runs are short ones (--quick), made to see that everything works. They say nothing else."
-        found.insert(0, Section("quick", "Short runs", [warning]))
-    return [*found, *([Section("missing", "What is missing", missing)] if missing else [])]
+        found.insert(0, Section("quick", _WARNINGS["quick"], [warning]))
+    return [*found, *([Section("missing", _WARNINGS["missing"], missing)] if missing else [])]
 
 
 def _made_with(cells: Sequence[Cell]) -> str:

@@ -181,17 +181,22 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
             (cell.path / VERSIONS_FILE).write_text(f"torch\ncommit {cell.seed}\npeft\n")
     moved = tmp_path / "moved"
     folder.rename(moved)
-    page = unescape(write_report([moved], tmp_path / "page.html", tmp_path / "kept").read_text())
-    text = (tmp_path / "kept" / "discount.md").read_text()
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for name in ("quick", "missing"):
+        (kept / f"{name}.md").write_text("of an earlier page")
+    page = unescape(write_report([moved], tmp_path / "page.html", kept).read_text())
+    assert not (kept / "quick.md").exists() and "18 of 24 runs are not done" in (kept / "missing.md").read_text()
+    text = (kept / "discount.md").read_text()
     assert "torch\npeft\n6 runs: commit 0\n6 runs: commit 1\n" in text
     assert "python -m benchmarks paper --only discount --seeds 2\n" in text
-    assert not [file for file in (tmp_path / "kept").glob("*.[jm]*") if str(tmp_path) in file.read_text()]
+    assert not [file for file in kept.glob("*.[jm]*") if str(tmp_path) in file.read_text()]
     for name in ("discount", "length"):
         assert EXPERIMENTS[name].question in page and EXPERIMENTS[name].limits in page
         assert f"python -m benchmarks paper --only {name}" in page
     assert "The same without an entropy bonus, and with the paper's: 42 of 48 runs are not done (" in page
     assert "Learning curves (figure 3): 18 of 24 runs are not done (VirtualHome-entertainment-v0, Overcooked" in page
-    shown = (tmp_path / "kept" / "curves.md").read_text()
+    shown = (kept / "curves.md").read_text()
     assert "VirtualHome-food-preparation-v0" in shown and "entertainment" not in shown, "what is done is shown"
     captions = re.findall("<figcaption>(.*?)</figcaption>", page)
     assert sum(caption.startswith("Learning curves") for caption in captions) == 3
