@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft.tuners import lora
 
 from lang_envs import load_tokenizer
-from trainers.language_model import LanguageModel, load_language_model
+from trainers.language_model import LanguageModel, NarrowLinear, load_language_model
 from trainers.policy import LanguagePolicy
 from trainers.prefix_tree import Question, build_tree
 
@@ -112,6 +113,22 @@ def test_packed_scores_and_their_gradients_equal_naive_ones(kind: str, tiny_mode
     scale = max(float(gradient.abs().max()) for gradient in naive_gradients)
     for ours, theirs in zip(packed_gradients, naive_gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5 * scale, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["embedded", "qwen2"])  # without biases, and with them
+def test_narrow_layers_do_what_pefts_own_do(kind: str, tiny_model: Callable[[str], Path]) -> None:
+    model = load(kind, tiny_model)
+    layers = [layer for layer in model.model.modules() if isinstance(layer, lora.Linear)]
+    assert layers and all(type(layer) is NarrowLinear for layer in layers)
+    for layer in layers:
+        asked = torch.randn(2, 5, layer.in_features, requires_grad=True)
+        weights = [asked, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+        ours, theirs = layer(asked), lora.Linear.forward(layer, asked)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        for own, other in zip(*(torch.autograd.grad(out.sin().sum(), weights) for out in (ours, theirs)), strict=True):
+            torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+    half = load_language_model("embedded", device="cpu", dtype="bfloat16")  # in which a small adapter would be lost
+    assert not any(isinstance(layer, NarrowLinear) for layer in half.model.modules())
 
 
 def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callable[[str], Path]) -> None:
