@@ -9,7 +9,7 @@ same random play, each in its own tokens.
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -18,6 +18,7 @@ from tokenizers import AddedToken, models
 
 from lang_envs.assets import TOKENIZER_FILE
 from lang_envs.assets.train_tokenizer import SPECIAL_TOKENS
+from lang_envs.files import read_object
 from trainers.embedded_lm.pretrain import Reading, pretrain
 
 GRANULARITIES = ("phrases", "subwords", "characters")
@@ -40,8 +41,21 @@ def tokenizer_of(granularity: str, env_id: str) -> tokenizers.Tokenizer:
 
 
 def base_model(granularity: str, env_id: str, folder: Path, reading: Reading) -> None:
-    """Make a folder with a model that speaks such tokens, which takes minutes; nothing where it is there already."""
+    """Make a folder with a model that speaks such tokens, which takes minutes; nothing where it is there already.
+
+    Raises
+    ------
+    ValueError
+        If the one that is there has read in another way; names what differs.
+    """
     if folder.exists():
+        made = read_object(folder / "pretraining.json")
+        for name, asked in asdict(reading).items():
+            if name != "output" and made.get(name) != asked:
+                raise ValueError(
+                    f"{folder} was made with {name}={made.get(name)!r}, and {asked!r} is asked for: take another "
+                    "folder, or delete that one"
+                )
         return
     print(f"a base model whose tokens are {granularity}, in {folder}", flush=True)
     unfinished = folder.with_name(f".{folder.name}.unfinished")

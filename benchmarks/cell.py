@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ import lang_envs
 import trainers
 from benchmarks.config import BenchmarkConfig, parse_variant, variant_folder
 from benchmarks.versions import VERSIONS_FILE, versions
-from lang_envs.files import read_json, write_atomically
+from lang_envs.files import at_home, read_object, write_atomically
 from trainers.agents import agent_class
 from trainers.agents.common import PPOAgent
 from trainers.agents.settings import resolve
-from trainers.checkpoint import LAST
+from trainers.checkpoint import newest
 from trainers.language_model import EMBEDDED, EMBEDDED_FOLDER
 from trainers.loop import CHECKPOINTS_FOLDER
 
@@ -38,6 +39,7 @@ STAGES: dict[str, Callable[[Cell, Any], Any]] = {
     "trained": lambda cell, envs: cell.load_agent(envs),
 }
 """When an agent plays worlds that it was not trained in."""
+_PART = 1 << 16
 _TRANSFER_ENVS = 20  # few episodes in each: what is asked of the model is much the same in all
 
 
@@ -62,7 +64,7 @@ class Cell:
     def result(self) -> dict[str, Any] | None:
         """What the trained agent came to; None while it is not trained."""
         file = self.path / RESULT_FILE
-        return read_json(file) if file.exists() else None
+        return read_object(file, "sampled", "greedy") if file.exists() else None
 
     @property
     def finished(self) -> bool:
@@ -72,7 +74,7 @@ class Cell:
     def played(self, stage: str) -> dict[str, Any]:
         """By world, what the agent did in those it was not trained in, ``untrained`` or ``trained``."""
         file = self.transfer_file(stage)
-        return read_json(file) if file.exists() else {}
+        return read_object(file) if file.exists() else {}
 
     def unplayed(self, stage: str) -> list[str]:
         if stage == "untrained" and self.algo != self.config.algos[0]:
@@ -94,7 +96,7 @@ class Cell:
             options = asdict(resolve(settings_type, model, options))
         plan = {
             "env": config.env,
-            "env_options": config.world_options,
+            "env_options": {name: _with_content(value) for name, value in config.world_options.items()},
             "steps": usual.steps,
             "num_envs": usual.num_envs,
             "rollout_steps": usual.rollout_steps,
@@ -114,8 +116,10 @@ class Cell:
         """
         file = self.path / PLAN_FILE
         if not file.exists():
+            if (self.path / CHECKPOINTS_FOLDER).exists():
+                raise ValueError(f"{self.path} does not say how it was begun (no {PLAN_FILE}): delete it")
             return
-        begun, now = read_json(file), self.plan
+        begun, now = read_object(file), self.plan
         for key in [key for key in begun | now if begun.get(key) != now.get(key)]:
             raise ValueError(
                 f"{self.path} was begun with {key}={begun.get(key)!r}, and {now.get(key)!r} is asked for: take another "
@@ -141,7 +145,9 @@ class Cell:
         ValueError
             If its last checkpoint is damaged.
         """
-        agent, checkpoint = self.make_agent(envs), (self.path / CHECKPOINTS_FOLDER / LAST).resolve()
+        agent, checkpoint = self.make_agent(envs), newest(self.path / CHECKPOINTS_FOLDER)
+        if checkpoint is None:
+            raise ValueError(f"{self.path} holds no checkpoint: delete it and run it again")
         try:
             agent.load(checkpoint)
         except Exception as error:  # a third party's agent may say it in its own way
@@ -233,14 +239,37 @@ class Benchmark:
 
 
 def _identity(model: str) -> str:
-    """The name of a model; of one that lies in a folder, a hash of how its weights begin and how many they are."""
+    """The name of a model; of one that lies in a folder, with a hash of its weights and its tokenizer."""
     folder = EMBEDDED_FOLDER if model == EMBEDDED else Path(model)
-    digest = hashlib.sha256()
-    files = sorted(folder.glob("*.safetensors"))
-    for file in files:
-        with file.open("rb") as opened:
-            digest.update(opened.read(1 << 20) + str(file.stat().st_size).encode())
-    return f"{model if model == EMBEDDED else folder.name} {digest.hexdigest()[:16]}" if files else model
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        return model
+    digest = "".join(map(_digest, (*weights, *folder.glob("tokenizer.json"))))
+    return f"{model if model == EMBEDDED else folder.name} {hashlib.sha256(digest.encode()).hexdigest()[:16]}"
+
+
+def _with_content(option: Any) -> Any:
+    """An option of a world; one that names a file, such as a task's or a data set's, with a hash of what it holds."""
+    if not isinstance(option, str):
+        return option
+    file = at_home(option.partition("?")[0].removeprefix("csv:"))
+    return f"{option} {_digest(file)}" if file.is_file() else option
+
+
+def _digest(file: Path) -> str:
+    """A hash of a file as it is now: of 256 parts of 64 KiB all over a large one, of everything in a small one."""
+    stat = file.stat()
+    return _digest_of(file, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _digest_of(file: Path, size: int, changed: int) -> str:
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as opened:
+        for start in range(0, size, max(_PART, size // 256)):
+            opened.seek(start)
+            digest.update(opened.read(_PART))
+    return digest.hexdigest()[:16]
 
 
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
@@ -263,7 +292,7 @@ def run_cell(cell: Cell, threads: int) -> None:
 
 def _train(cell: Cell, envs: gym.vector.VectorEnv) -> None:
     config = cell.config
-    resume = (cell.path / CHECKPOINTS_FOLDER / LAST).exists()
+    resume = newest(cell.path / CHECKPOINTS_FOLDER) is not None
     if not resume:
         shutil.rmtree(cell.path, ignore_errors=True)
         cell.path.mkdir(parents=True)

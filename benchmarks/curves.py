@@ -29,14 +29,18 @@ def read_metrics(cell: Cell) -> list[dict[str, Any]]:
     Raises
     ------
     ValueError
-        If that is damaged, or ends before the run did.
+        If that is damaged, lacks lines, or ends before the run did.
     """
     file = cell.path / METRICS_FILE
-    lines = file.read_text().splitlines() if file.exists() else []
+    lines = file.read_bytes().splitlines() if file.exists() else []
     found = [parse_json(line, f"line {number} of {file}") for number, line in enumerate(lines, 1)]
+    again = f"delete {cell.path} and run it again"
+    for number, line in enumerate(found, 1):
+        if not isinstance(line, dict) or line.get("iteration") != number or not {"step", "timing"} <= line.keys():
+            raise ValueError(f"line {number} of {file} is not that of iteration {number}: {again}")
     steps, last = cell.config.usual.steps, found[-1]["step"] if found else 0
     if last < steps:
-        raise ValueError(f"{file} ends at step {last:,} of {steps:,}: delete {cell.path} and run it again")
+        raise ValueError(f"{file} ends at step {last:,} of {steps:,}: {again}")
     return found
 
 

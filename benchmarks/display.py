@@ -91,7 +91,7 @@ class Display:
                 numbers += "evaluating" if over else f"{line['timing']['steps_per_second']:4.0f} steps/s"
             else:
                 numbers = f"return {result['sampled']['return']:+.3f} success {result['sampled']['success']:4.0%} done"
-            if "best_score" in line:
+            if "best_score_step" in line:
                 numbers += f" best {line['best_score']:.4f} (by step {line['best_score_step']:,})"
             total = cell.config.usual.steps
             completed = min(line["step"], total)
@@ -128,7 +128,13 @@ def _last_metrics(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - 8192))
-        lines = file.read().split(b"\n")
-    return json.loads(lines[-2]) if len(lines) > 1 else None
+        size, lines = file.seek(0, 2), list[bytes]()
+        for read in (1 << 13, 1 << 20):  # an agent may have many metrics
+            file.seek(max(0, size - read))
+            lines = file.read().split(b"\n")
+            if len(lines) > 2 or read >= size:
+                break
+    try:
+        return json.loads(lines[-2])
+    except (IndexError, ValueError):  # no line yet, or one that is damaged, which whoever goes on from it will say
+        return None

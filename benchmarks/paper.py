@@ -25,9 +25,10 @@ from benchmarks.experiments import EXPERIMENTS, Experiment, Panel
 from benchmarks.footprint import footprint
 from benchmarks.presets import usual
 from benchmarks.run import run_cells
-from lang_envs.files import read_json, write_atomically
+from lang_envs.files import read_object, write_atomically
 from trainers.agents import agent_class
 from trainers.agents.settings import EMBEDDED_SETTINGS, Settings, resolve
+from trainers.loop import alone_in
 
 PAPER_FILE = "paper.json"
 _CODE_MODEL, _MODEL = "codellama/CodeLlama-7b-hf", "meta-llama/Llama-2-7b-hf"
@@ -66,7 +67,7 @@ class PaperConfig:
 
     @property
     def _names(self) -> list[str]:
-        return [name for names in self.only for name in names.split(",") if name]
+        return [name.strip() for names in self.only for name in names.split(",") if name.strip()]
 
     @property
     def experiments(self) -> dict[str, Experiment]:
@@ -94,6 +95,8 @@ class PaperConfig:
         ValueError
             Naming the option.
         """
+        if self.only and not self._names:
+            raise ValueError(f"--only names no experiment; there are {', '.join(EXPERIMENTS)}")
         for name in self._names:
             if name not in EXPERIMENTS:
                 raise ValueError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
@@ -171,10 +174,10 @@ def run_paper(config: PaperConfig) -> Path | None:
     for benchmark in (benchmark for found in benchmarks.values() for benchmark in found):
         if benchmark.config.model not in to_make:
             benchmark.config.check()
-    config.folder.mkdir(parents=True, exist_ok=True)
-    remember(config)
-    for folder, panel in to_make.items():
-        base_model(str(panel.tokens), panel.env, Path(folder), QUICK if config.quick else READING)
+    with alone_in(config.folder):
+        remember(config)
+        for folder, panel in to_make.items():
+            base_model(str(panel.tokens), panel.env, Path(folder), QUICK if config.quick else READING)
     go_on = f"python -m benchmarks {shlex.join(sys.argv[1:])}"
     run_cells(distinct(benchmarks), "paper", config.folder, config.workers, console, go_on)
     return config.folder
@@ -211,7 +214,7 @@ def remembered(folder: Path) -> Asked:
         If another version wrote it.
     """
     file = folder / PAPER_FILE
-    saved = read_json(file)
+    saved = read_object(file)
     if unknown := saved.keys() - EXPERIMENTS.keys():
         raise ValueError(f"{file} is not of this version, which has no experiment {min(unknown)!r}")
     try:
@@ -252,6 +255,7 @@ def _show_plan(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], cons
     console.print(
         f"{len(cells)} distinct runs, {len(done)} of them done{took}, in {config.folder}."
         + " GiB: an estimate by the model's shape, of base, adapter, activations and logits." * large,
+        markup=False,
         soft_wrap=True,
     )
 

@@ -102,8 +102,8 @@ class Section:
         for table in self.tables:
             text += [table.note, table.markdown]
         if self.command:
-            text += ["Again:", f"```\n{self.command}\n```"]
-        text += [f"{name}:\n\n```\n{detail.strip()}\n```" for name, detail in self.details]
+            text += ["Again:", _fenced(self.command)]
+        text += [f"{name}:\n\n{_fenced(detail.strip())}" for name, detail in self.details]
         write_atomically(folder / f"{self.name}.md", "\n\n".join(text) + "\n")
         if self.tables:
             numbers = [table.kept for table in self.tables]
@@ -111,6 +111,12 @@ class Section:
         lines = [_line_of(cell) for run in self.runs for cell in run.cells]
         if lines:
             write_atomically(folder / f"{self.name}.jsonl", "\n".join(lines) + "\n")
+
+
+def _fenced(text: str) -> str:
+    """As it is, in Markdown; what a program says must not end the block it stands in."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _line_of(cell: Cell) -> str:
@@ -167,7 +173,7 @@ def _of_benchmark(benchmark: Benchmark) -> list[Section]:
     if benchmark.config.env == FOOD and benchmark.config.embedded and benchmark.learners:
         found.append(_credit(f"{name}-credit", f"{benchmark.title}: credit inside an action", [benchmark]))
     lines = (benchmark.folder / VERSIONS_FILE).read_text().splitlines()
-    (command,) = (line.removeprefix(COMMAND) for line in lines if line.startswith(COMMAND))
+    command = next((line.removeprefix(COMMAND) for line in lines if line.startswith(COMMAND)), "")
     firsts = [benchmark.of(algo)[0] for algo in benchmark.config.algos]
     plans = [(f"What {cell.algo} was trained with", json.dumps(cell.plan, indent=2)) for cell in firsts]
     made = [("Made with", _made_with(benchmark.cells)), *plans]

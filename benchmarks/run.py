@@ -96,8 +96,8 @@ def study_credit(folder: Path | None, output: Path) -> None:
     ValueError
         If the folder is not that of a finished benchmark in the study's world.
     """
-    output.mkdir(parents=True, exist_ok=True)
     found, console = study(None if folder is None else Benchmark.finished(folder)), Console()
+    output.mkdir(parents=True, exist_ok=True)
     found.tabulate().keep(output / "credit.md")
     console.print(f"table: {output / 'credit.md'}", soft_wrap=True)
     console.print(f"figure: {draw_credit(found, output / 'credit.png')}", soft_wrap=True)
@@ -125,7 +125,8 @@ def _run_benchmark(benchmark: Benchmark) -> Path:
     config, folder = benchmark.config, benchmark.folder
     console = Console()
     started = time.monotonic()
-    run_cells(benchmark.cells, config.env, folder, config.workers, console, f"make bench RESUME={folder}")
+    go_on = f"make bench RESUME={shlex.quote(str(folder))}"
+    run_cells(benchmark.cells, config.env, folder, config.workers, console, go_on)
     write_comparison(benchmark, folder, console)
     if wrote_programs(benchmark):
         write_programs([benchmark], folder, console)
@@ -146,19 +147,23 @@ def run_cells(
     Raises
     ------
     ValueError
-        If a cell was begun with another plan.
+        If a cell was begun with another plan, or there are no workers.
     BlockingIOError
         If another process is at work in the folder.
     CellFailed
         If runs failed, after all others are done.
     """
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers} must be at least 1")
     for cell in cells:
         cell.check()
     waiting = [cell for cell in cells if not cell.finished]
     workers = workers or _default_workers(waiting)
     at_a_time = min(workers, len(waiting))
     console.print(
-        f"{title}: {len(waiting)} of {len(cells)} runs to do, {at_a_time} at a time, in {folder}", soft_wrap=True
+        f"{title}: {len(waiting)} of {len(cells)} runs to do, {at_a_time} at a time, in {folder}",
+        markup=False,
+        soft_wrap=True,
     )
     try:
         if waiting:
@@ -167,7 +172,10 @@ def run_cells(
     except BaseException as error:
         why = "" if isinstance(error, KeyboardInterrupt) else f" ({type(error).__name__})"
         console.print(
-            f"stopped{why}; go on from the last checkpoint of each run with: {go_on}", style="yellow", soft_wrap=True
+            f"stopped{why}; go on from the last checkpoint of each run with: {go_on}",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
         )
         raise
 

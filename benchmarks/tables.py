@@ -42,9 +42,9 @@ class Table:
 
     @property
     def markdown(self) -> str:
-        lines = ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
-        return "\n".join(lines)
+        rows = (self.header, *self.rows)
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        return "\n".join([lines[0], "|" + "---|" * len(self.header), *lines[1:]])
 
     @property
     def kept(self) -> dict[str, Any]:

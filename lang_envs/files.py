@@ -28,10 +28,20 @@ def read_json(path: Path) -> Any:
     ValueError
         If the file is damaged, or holds a number that is not finite; names it.
     """
-    return parse_json(path.read_text(encoding="utf-8"), str(path))
+    return parse_json(path.read_bytes(), str(path))
 
 
-def parse_json(text: str, where: str) -> Any:
+def read_object(path: Path, *keys: str) -> dict[str, Any]:
+    """The same of a file that holds an object in which ``keys`` must not be missing."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: it holds no object")
+    if missing := [key for key in keys if key not in found]:
+        raise ValueError(f"{path} is damaged: {missing[0]!r} is missing")
+    return found
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
     """What a text says; ``where`` it stands is for the error."""
     try:
         return json.loads(text, parse_constant=_refuse)

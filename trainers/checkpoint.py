@@ -66,20 +66,35 @@ def load_checkpoint(folder: Path, load_agent: Callable[[Path], None]) -> Any:
     ------
     FileNotFoundError
         If there is none.
+    ValueError
+        If it is damaged; names it.
     """
-    last = folder / LAST
-    if not last.exists():
+    checkpoint = newest(folder)
+    if checkpoint is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint to resume from")
-    load_agent(last.resolve())
-    saved = pickle.loads((last / _PROGRESS).read_bytes())
-    _set_random_states(saved["random"])
-    return saved["progress"]
+    try:
+        load_agent(checkpoint)
+        saved = pickle.loads((checkpoint / _PROGRESS).read_bytes())
+        _set_random_states(saved["random"])
+        return saved["progress"]
+    except Exception as error:  # whatever a pickle, or a third party's agent, makes of damaged files
+        raise ValueError(
+            f"{checkpoint} cannot be loaded: {error}. If it is damaged, delete {folder.parent} and begin anew"
+        ) from error
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint to go on from: what ``last`` names; in a copy that has lost its links, the one of most steps."""
+    last = folder / LAST
+    return last.resolve() if last.exists() else max(folder.glob("step-*"), default=None)
 
 
 def _point(link: Path, target: str) -> None:
     beside = link.with_name(f".{link.name}.link")
     beside.unlink(missing_ok=True)
     beside.symlink_to(target)
+    if link.is_dir() and not link.is_symlink():  # in a copy whose links were followed
+        shutil.rmtree(link)
     beside.replace(link)
     sync(link.parent)
 

@@ -23,7 +23,7 @@ from lang_envs import make_vec
 from lang_envs.files import write_atomically
 from trainers.agent import Agent, Episode, Player, Rollout
 from trainers.agents.common import world_attribute
-from trainers.checkpoint import LAST, load_checkpoint, save_checkpoint
+from trainers.checkpoint import LAST, load_checkpoint, newest, save_checkpoint
 from trainers.rollout import Situation, autoreset_mode, begin, collect
 
 METRICS_FILE = "metrics.jsonl"
@@ -285,7 +285,7 @@ def _resume(agent: Agent, envs: Any, folder: Path, seed: int) -> Progress:
 
 
 def _has_checkpoint(folder: Path) -> bool:
-    if (folder / CHECKPOINTS_FOLDER / LAST).exists():
+    if newest(folder / CHECKPOINTS_FOLDER) is not None:
         return True
     if (folder / METRICS_FILE).exists():
         logger.warning("%s was stopped before its first checkpoint: it begins anew", folder)
@@ -316,8 +316,13 @@ class _Log:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / METRICS_FILE
         path.touch()
+        if (size := path.stat().st_size) < progress.metrics_bytes:
+            raise ValueError(
+                f"{path} has lost lines: it has {size:,} bytes, and had {progress.metrics_bytes:,} at the last "
+                f"checkpoint; delete {folder} and begin anew"
+            )
         with path.open("r+b") as file:  # lines after the last checkpoint are made again
-            file.truncate(min(progress.metrics_bytes, path.stat().st_size))
+            file.truncate(progress.metrics_bytes)
         self._file = path.open("a", encoding="utf-8")
         try:
             from torch.utils.tensorboard import SummaryWriter

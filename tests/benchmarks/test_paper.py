@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -19,10 +20,11 @@ from benchmarks.cell import PLAN_FILE, RESULT_FILE, Benchmark, Cell
 from benchmarks.config import AgentOverrides, BenchmarkConfig
 from benchmarks.experiments import DISCOUNTS, FOOD
 from benchmarks.footprint import footprint
-from benchmarks.paper import PaperConfig, distinct
+from benchmarks.paper import PaperConfig, distinct, run_paper
 from benchmarks.run import run_cells
 from trainers.agents.settings import Settings
 from trainers.embedded_lm.pretrain import Reading, wrap
+from trainers.loop import alone_in
 
 
 def test_runs_that_experiments_share_are_one(tmp_path: Path) -> None:
@@ -63,6 +65,7 @@ def test_ntpos_family_has_the_discounts_it_is_named_by() -> None:
     [
         (PaperConfig(only=("curvs",)), "no experiment 'curvs'; there are search, curves, entropy"),
         (PaperConfig(only=("length",), scale="7b"), "'length' is for --scale embedded alone"),
+        (PaperConfig(only=("",)), "--only names no experiment; there are search"),
         (PaperConfig(seeds=1), "seeds=1: an interval needs at least 2"),
         (PaperConfig(model="gpt2"), "model='gpt2' is for --scale 7b"),
         (PaperConfig(quantize="4bit"), "quantize='4bit' is for --scale 7b"),
@@ -120,6 +123,8 @@ def test_a_base_model_is_made_once_and_plays(tmp_path: Path, monkeypatch: pytest
     made = (folder / "model.safetensors").stat().st_mtime_ns
     base_model("phrases", FOOD, folder, reading)
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
+    with pytest.raises(ValueError, match="phrases was made with steps=3, and 600 is asked for: take another folder"):
+        base_model("phrases", FOOD, folder, replace(reading, steps=600))
     world = gym.make(FOOD, tokenizer=str(folder))
     agent = trainers.make("poad", world, model=str(folder), lora_targets=("all-linear",))
     observation, info = world.reset(seed=0)
@@ -138,14 +143,40 @@ def test_granularities_that_do_not_exist_are_named() -> None:
 
 def test_a_plan_names_its_model_by_what_it_is_wherever_it_lies(tmp_path: Path) -> None:
     plans = []
-    for folder, weights in (("a/model", b"1"), ("b/model", b"1"), ("c/model", b"2")):
+    large = bytes(3 << 20)
+    for folder, weights, words in (
+        ("a/model", large, "a b"),
+        ("b/model", large, "a b"),
+        ("c/model", large[:-1] + b"1", "a b"),
+        ("d/model", large, "b a"),
+    ):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "model.safetensors").write_bytes(weights)
+        (tmp_path / folder / "tokenizer.json").write_text(words)
         config = BenchmarkConfig(env=FOOD, model=str(tmp_path / folder))
         plans.append(Cell(config, tmp_path, "poad", 0).plan)
-    assert plans[0] == plans[1] != plans[2]
+    assert plans[0] == plans[1] and plans[2]["model"] != plans[0]["model"] != plans[3]["model"]
     assert str(tmp_path) not in json.dumps(plans)
     assert plans[0]["actor_lr"] == Settings().actor_lr, "what nobody says decides too"
+
+
+def test_a_plan_says_what_the_files_of_its_world_hold(tmp_path: Path) -> None:
+    task = tmp_path / "socks.yaml"
+    plans = []
+    for text in ("goal: one", "goal: one", "goal: two"):
+        task.write_text(text)
+        config = BenchmarkConfig(env="VirtualHome-v0", env_set=(f"task={task}", "max_steps=9"))
+        plans.append(Cell(config, tmp_path, "random", 0).plan)
+    assert plans[0] == plans[1] != plans[2]
+    assert plans[0]["env_options"]["task"].startswith(f"{task} ") and plans[0]["env_options"]["max_steps"] == 9
+    table = BenchmarkConfig(env="DataSciCoding-v0", env_set=(f"dataset=csv:{task}?target=goal",))
+    assert Cell(table, tmp_path, "random", 0).plan["env_options"]["dataset"].startswith(f"csv:{task}?target=goal ")
+
+
+def test_who_is_refused_changes_nothing_in_the_folder(tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(BlockingIOError, match="another process is at work"):
+        run_paper(PaperConfig(output=tmp_path, quick=True, only=("curves",)))
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_run_that_was_begun_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -161,5 +192,11 @@ def test_a_run_that_was_begun_with_other_settings_is_not_gone_on_with(tmp_path: 
         with pytest.raises(ValueError, match=f"poad/seed-0 was begun with {name}"):
             run_cells(Benchmark(other, tmp_path).cells, "", tmp_path, 1, Console(quiet=True), "")
     assert not (cell.path / RESULT_FILE).exists()
+    with pytest.raises(ValueError, match="workers=-1 must be at least 1"):
+        run_cells([cell], "", tmp_path, -1, Console(quiet=True), "")
+    (cell.path / PLAN_FILE).unlink()
+    (cell.path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match="does not say how it was begun"):
+        cell.check()
     shutil.rmtree(cell.path)
     cell.check()

@@ -49,12 +49,13 @@ def fill(benchmark: Benchmark, **more: str) -> None:
         lines = [
             {
                 "step": step,
+                "iteration": iteration,
                 "recent_return": 0.0 if step < steps / 2 else end,
                 "timing": {"rollout_seconds": 1.0, "learn_seconds": 2.0},
             }
             | ({} if cell.algo == "random" else {"approximate_kl": 0.01, "skipped_actor_steps": 0.25})
             | ({"reward": end, "works": 1.0, "score": end, "best_score": end} if "program" in more else {})
-            for step in (steps * k // 20 for k in range(1, 21))
+            for iteration, step in enumerate((steps * k // 20 for k in range(1, 21)), 1)
         ]
         (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (cell.path / VERSIONS_FILE).write_text("python 3.11\n")
@@ -129,7 +130,7 @@ def test_a_run_that_forgets_what_it_knew_is_counted(tmp_path: Path) -> None:
 
 
 def test_one_page_holds_every_run_its_best_programs_and_how_it_was_made(tmp_path: Path) -> None:
-    program = 'print("<script>alert(1)</script>")'
+    program = 'print("<script>alert(1)</script>")  # ```'
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", "DataSciCoding-balance-scale-v0", program=program)
     kept = tmp_path / "kept"
@@ -137,6 +138,7 @@ def test_one_page_holds_every_run_its_best_programs_and_how_it_was_made(tmp_path
     assert page.count("<figure>") == page.count("data:image/png;base64,") == 3
     assert "<script>" not in page and "&lt;script&gt;alert(1)" in page
     assert page.count("<pre>python -m benchmarks run</pre>") == 2
+    assert f"\n````\n{program}\n````\n" in (kept / "b-programs.md").read_text()
     for algo in RETURNS:
         assert f"balance-scale, {algo}: the best program, ROC AUC {max(RETURNS[algo]):.4f}" in page
     assert not re.search(r'(src|href)="(?!data:|#)', page), "the page must not need a network"
@@ -253,7 +255,25 @@ def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name the folders"):
         write_report([], tmp_path / "page.html", tmp_path / "kept")
     benchmark = write_run(tmp_path / "run")
-    (benchmark.cells[-1].path / RESULT_FILE).unlink()
+    metrics = benchmark.cells[0].path / "metrics.jsonl"
+    whole = metrics.read_text()
+    for text, message in (
+        (
+            "".join(whole.splitlines(keepends=True)[1:]),
+            r"line 1 of .*metrics\.jsonl is not that of iteration 1:",
+        ),
+        (whole[:-30], r"line 20 of .*metrics\.jsonl is damaged"),
+    ):
+        metrics.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
+    metrics.write_text(whole)
+    result = benchmark.cells[-1].path / RESULT_FILE
+    for damaged, message in ((b"{}", "'sampled' is missing"), (b"[]", "holds no object"), (b"\xff", "is damaged")):
+        result.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"result\.json.*{message}"):
+            write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
+    result.unlink()
     with pytest.raises(ValueError, match=r"ntpo/seed-2 is not finished: make bench RESUME="):
         write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
     (benchmark.cells[0].path / PLAN_FILE).write_text(json.dumps(benchmark.cells[0].plan | {"clip": 0.1}))

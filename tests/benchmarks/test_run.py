@@ -16,6 +16,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.config import AgentOverrides, BenchmarkConfig
 from benchmarks.curves import decisions_to_near_optimum
+from benchmarks.display import _last_metrics
 from benchmarks.presets import USUAL, Usual, preset_settings
 from trainers.agents.settings import Settings, TokenLevelSettings, TwosomeSettings, resolve
 from trainers.loop import alone_in
@@ -94,6 +95,16 @@ def test_a_stopped_benchmark_goes_on_and_repeats_nothing(tmp_path: Path) -> None
     assert steps == list(range(64, 1025, 64))
     assert (run / "poad" / "seed-0" / "agent.json").stat().st_mtime_ns == begun, "it began anew"
     assert (run / "curves.png").exists()
+
+
+def test_the_last_line_of_metrics_may_be_long_or_not_yet_there(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    assert _last_metrics(file) is None
+    whole = json.dumps({"step": 7} | {f"metric {n}": 0.123456789 for n in range(1000)}) + "\n"
+    for text, step in (("", None), ('{"st', None), (whole, 7), ('{"step": 1}\n' + whole, 7), (whole + '{"st', 7)):
+        file.write_text(text)
+        found = _last_metrics(file)
+        assert (found and found["step"]) == step
 
 
 PLUGIN = """

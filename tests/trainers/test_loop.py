@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,15 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew(tmp_path: Path, m
     assert [line["step"] for line in without_timing(tmp_path / "metrics.jsonl")] == [8, 16]
 
 
+def test_a_run_that_has_lost_metrics_is_not_gone_on_with(tmp_path: Path, make_envs: Envs) -> None:
+    envs = make_envs(2)
+    train(trainers.make("random", envs), envs, 16, run_dir=tmp_path, rollout_steps=4)
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has lost lines"):
+        train(trainers.make("random", envs), envs, 32, run_dir=tmp_path, rollout_steps=4, resume=True)
+
+
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, make_envs: Envs) -> None:
     import fcntl
 
@@ -203,6 +213,15 @@ def test_last_and_best_checkpoints_are_kept_and_no_others(tmp_path: Path) -> Non
     assert (tmp_path / "last" / "weights").read_text() == "4"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "last", "step-0000000002", "step-0000000004"]
     assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 4}
+    for name in ("last", "best"):
+        (tmp_path / name).unlink()
+    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 4}, "a copy may have lost its links"
+    shutil.copytree(tmp_path / "step-0000000004", tmp_path / "last")
+    save(5, False)
+    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 5}, "or followed them"
+    (tmp_path / "step-0000000005" / "progress.pkl").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"step-0000000005 cannot be loaded: .* delete"):
+        load_checkpoint(tmp_path, lambda folder: None)
 
 
 def test_a_death_while_saving_leaves_the_checkpoint_before(tmp_path: Path) -> None:
