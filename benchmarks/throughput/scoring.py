@@ -2,7 +2,8 @@
 
 The same model, the same decisions, the same likelihoods (compared first). Naive is what the paper's code does: every
 candidate is a row of its own with the whole prompt, logits are made everywhere, the critic's forward is repeated in
-every epoch, and equal observations are computed again. Timed are a rollout's scoring and one epoch of updates.
+every epoch, and equal observations are computed again. Timed are a rollout's scoring and one epoch of updates; and for
+small models the same epoch with PEFT's own layers for adapters ("adapter").
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
 import torch
+from peft.tuners import lora
 
 import trainers
 from trainers import Decision, Rollout, ppo
 from trainers.agents.common import Batch, Memory, Metrics, PPOAgent
+from trainers.language_model import NarrowLinear
 from trainers.prefix_tree import Question
 from trainers.rollout import begin, collect
 
@@ -128,6 +132,11 @@ def packed_epoch(agent: PPOAgent, batch: Batch) -> float:
     return metrics.means()["policy_loss"]
 
 
+def epoch_with_pefts_layers(agent: PPOAgent, batch: Batch) -> float:
+    with mock.patch.object(NarrowLinear, "forward", lora.Linear.forward):
+        return packed_epoch(agent, batch)
+
+
 def batch_of(agent: PPOAgent, asked: list[list[Question]]) -> Batch:
     """A batch of decisions with random choices, rewards and no ends."""
     rng = np.random.default_rng(1)
@@ -200,6 +209,7 @@ def main() -> None:
             for what, naive, packed in (
                 ("rollout", partial(naive_rollout, agent, asked), partial(packed_rollout, agent, asked)),
                 ("update", partial(naive_epoch, agent, batch), partial(packed_epoch, agent, batch)),
+                ("adapter", partial(epoch_with_pefts_layers, agent, batch), partial(packed_epoch, agent, batch)),
             ):
                 slow, fast = seconds(naive, options.repeats), seconds(packed, options.repeats)
                 print(f"{name:8} {label:22} {what:8} {slow:9.3f} {fast:9.3f} {slow / fast:6.1f}x")
