@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import trainers
-from benchmarks.cell import CONFIG_FILE, RESULT_FILE, Benchmark, Cell
+from benchmarks.cell import CONFIG_FILE, PLAN_FILE, RESULT_FILE, Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.experiments import FOOD
 from benchmarks.language_ability import harness_table, perplexities, perplexity_table, texts_of_worlds
@@ -35,7 +35,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
             for parameter in agent.language_model.trainable_parameters():
                 parameter += 0.02 * torch.randn_like(parameter)
         agent.save(cell.path / CHECKPOINTS_FOLDER / LAST)
-        (cell.path / RESULT_FILE).write_text("{}")
+        (cell.path / RESULT_FILE).write_text('{"sampled": {}, "greedy": {}}')
+        (cell.path / PLAN_FILE).write_text(json.dumps(cell.plan))
     return benchmark
 
 

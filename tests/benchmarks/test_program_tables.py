@@ -27,12 +27,13 @@ def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None])
         cell.path.mkdir(parents=True)
         score = best[cell.algo, cell.seed]
         lines = [
-            {"step": 10 * k, "reward": cell.seed if k > 18 else -1, "works": 0.5 if k > 18 else 0}
+            {"step": 10 * k, "iteration": k, "timing": {}}
+            | {"reward": cell.seed if k > 18 else -1, "works": 0.5 if k > 18 else 0}
             | ({} if score is None else {"best_score": score, "score": score - (k < 10)})
             for k in range(1, 21)
         ]
         (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (cell.path / RESULT_FILE).write_text("{}")
+        (cell.path / RESULT_FILE).write_text('{"sampled": {}, "greedy": {}}')
         if score is not None:
             (cell.path / "best_program.py").write_text(f"score = {score}")
     return config

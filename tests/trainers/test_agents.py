@@ -340,7 +340,7 @@ def test_saving_leaves_the_agent_as_it_was_and_plain_peft_loads_the_adapter(tmp_
     assert len(agent.language_model.trainable_parameters()) == count
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER), tmp_path / "adapter")
     ids = torch.tensor([[1, 50, 60, 70]])
-    torch.testing.assert_close(loaded(ids).logits, agent.language_model.model(ids).logits, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(loaded(ids).logits, agent.language_model.model(ids).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_folder_without_an_agent_is_named(tmp_path: Path) -> None:
