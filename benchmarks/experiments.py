@@ -75,8 +75,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Do agents with credit for each token learn faster, and end better, than one with credit for each action?",
         "What it cannot show: how large models do. This one has read random play of these very worlds, and most of its "
         "actions are two to seven tokens long, so that there is little to decompose. TWOSOME differs in more than its "
-        "credit: it samples whole candidates, which another experiment takes apart, and an entropy bonus weighs as "
-        "many times less for it as an action has tokens, for losses are means over tokens or actions. How many "
+        "credit: it samples whole candidates, which another experiment takes apart; an entropy bonus weighs as "
+        "many times less for it as an action has tokens, for losses are means over tokens or actions; and the KL "
+        "threshold, of an action for it and of a token for the others, skips more of its steps. How many "
         "environments the household takes was chosen on seed 0 too.",
         tuple(Panel(env) for env in (FOOD, ENTERTAINMENT, SALAD, LARGE_SALAD)),
     ),
