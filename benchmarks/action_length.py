@@ -16,6 +16,7 @@ import gymnasium as gym
 import tokenizers
 from tokenizers import AddedToken, models
 
+from benchmarks.cell import refuse_another
 from lang_envs.assets import TOKENIZER_FILE
 from lang_envs.assets.train_tokenizer import SPECIAL_TOKENS
 from lang_envs.files import read_object
@@ -50,12 +51,8 @@ def base_model(granularity: str, env_id: str, folder: Path, reading: Reading) ->
     """
     if folder.exists():
         made = read_object(folder / "pretraining.json")
-        for name, asked in asdict(reading).items():
-            if name != "output" and made.get(name) != asked:
-                raise ValueError(
-                    f"{folder} was made with {name}={made.get(name)!r}, and {asked!r} is asked for: take another "
-                    "folder, or delete that one"
-                )
+        asked = {name: value for name, value in asdict(reading).items() if name != "output"}
+        refuse_another(folder, {name: made.get(name) for name in asked}, asked)
         return
     print(f"a base model whose tokens are {granularity}, in {folder}", flush=True)
     unfinished = folder.with_name(f".{folder.name}.unfinished")

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -119,12 +119,7 @@ class Cell:
             if (self.path / CHECKPOINTS_FOLDER).exists():
                 raise ValueError(f"{self.path} does not say how it was begun (no {PLAN_FILE}): delete it")
             return
-        begun, now = read_object(file), self.plan
-        for key in [key for key in begun | now if begun.get(key) != now.get(key)]:
-            raise ValueError(
-                f"{self.path} was begun with {key}={begun.get(key)!r}, and {now.get(key)!r} is asked for: take another "
-                "folder, or delete that one"
-            )
+        refuse_another(self.path, read_object(file), self.plan)
 
     def add_versions(self) -> None:
         """Note what this run is made with, from now on."""
@@ -236,6 +231,15 @@ class Benchmark:
         """The runs of one agent, by seed."""
         seeds = range(self.config.first_seed, self.config.first_seed + self.config.seeds)
         return [Cell(self.config, self.folder, algo, seed) for seed in seeds]
+
+
+def refuse_another(folder: Path, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse to take what lies in a folder for what is asked for; the error names what differs."""
+    for key in (key for key in {**begun, **asked} if begun.get(key) != asked.get(key)):
+        raise ValueError(
+            f"{folder} was begun with {key}={begun.get(key)!r}, and {asked.get(key)!r} is asked for: take another "
+            "folder, or delete that one"
+        )
 
 
 def _identity(model: str) -> str:

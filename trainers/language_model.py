@@ -123,12 +123,13 @@ class LanguageModel:
     @contextmanager
     def _without_adapter(self) -> Iterator[None]:
         """What ``PeftModel.disable_adapter`` does, without its look at every module of the model each time."""
-        for layer in self._adapter_layers:
+        enabled = [layer for layer in self._adapter_layers if not layer.disable_adapters]
+        for layer in enabled:
             layer.enable_adapters(False)
         try:
             yield
         finally:
-            for layer in self._adapter_layers:
+            for layer in enabled:
                 layer.enable_adapters(True)
 
     def _packs(self, batch: PackedBatch) -> bool:

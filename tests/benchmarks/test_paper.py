@@ -123,7 +123,7 @@ def test_a_base_model_is_made_once_and_plays(tmp_path: Path, monkeypatch: pytest
     made = (folder / "model.safetensors").stat().st_mtime_ns
     base_model("phrases", FOOD, folder, reading)
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
-    with pytest.raises(ValueError, match="phrases was made with steps=3, and 600 is asked for: take another folder"):
+    with pytest.raises(ValueError, match="phrases was begun with steps=3, and 600 is asked for: take another folder"):
         base_model("phrases", FOOD, folder, replace(reading, steps=600))
     world = gym.make(FOOD, tokenizer=str(folder))
     agent = trainers.make("poad", world, model=str(folder), lora_targets=("all-linear",))

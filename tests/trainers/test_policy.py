@@ -144,6 +144,10 @@ def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callab
             nodes = tree.path_nodes[k, : len(candidate)]
             expected = hidden[len(prompt) - 1 : len(prompt) + len(candidate) - 1]
             torch.testing.assert_close(features[0, nodes], expected, atol=1e-5, rtol=1e-5)
+        base = model.logits(policy.pack(asked))
+        model.features(policy.pack(asked))
+        assert torch.equal(model.logits(policy.pack(asked)), base), "what was off stays off"
+    assert not torch.allclose(model.logits(policy.pack(asked)), base), "and is on again"
 
 
 def test_trie_probabilities_of_all_candidates_sum_to_one(tiny_model: Callable[[str], Path]) -> None:
