@@ -66,7 +66,7 @@ def exact_credit(agent: PPOAgent, situations: Sequence[Situation]) -> dict[str, 
 def learnt_credit(agent: PPOAgent, situations: Sequence[Situation]) -> Credit:
     """Advantages as an agent gives them, from its critic."""
     questions = [ask(agent, situation) for situation in situations]
-    values = [assessment.values for assessment in agent.policy.assess(questions)]
+    values = agent.policy.values(questions)
     gamma_token = agent.gamma_token if isinstance(agent, TokenLevelAgent) else None
     return _credit(situations, [tree for _, tree in questions], values, agent.gamma, gamma_token)
 

@@ -12,7 +12,8 @@ import torch
 from peft.tuners import lora
 
 from lang_envs import load_tokenizer
-from trainers.language_model import LanguageModel, NarrowLinear, load_language_model
+from trainers.adapters import AdaptedLinear
+from trainers.language_model import LanguageModel, load_language_model
 from trainers.policy import LanguagePolicy
 from trainers.prefix_tree import Question, build_tree
 
@@ -37,9 +38,7 @@ def load(kind: str, tiny_model: Callable[[str], Path], **options: object) -> Lan
 
 
 def make_policy(model: LanguageModel, behaviour: str = "trie", normalisation: str = "token") -> LanguagePolicy:
-    return LanguagePolicy(
-        model, behaviour=behaviour, normalisation=normalisation, critic_hidden=(16,), tokens_per_forward=4096
-    )
+    return LanguagePolicy(model, behaviour=behaviour, normalisation=normalisation, critic_hidden=(16,))
 
 
 def questions(model: LanguageModel) -> list[Question]:
@@ -80,7 +79,7 @@ def test_token_log_probs_equal_those_of_single_unpadded_rows(
     model = load(kind, tiny_model)
     policy = make_policy(model, behaviour)
     asked = questions(model)
-    scores = policy.score(policy.pack(asked))
+    scores = policy.score(model.pack(asked))
     for b, (prompt, tree) in enumerate(asked):
         for k, candidate in enumerate(tree.candidates):
             logits = reference_logits(model, prompt, candidate)
@@ -100,11 +99,10 @@ def test_packed_scores_and_their_gradients_equal_naive_ones(kind: str, tiny_mode
     found = []
     for packs in (True, False):
         model.packs = packs
-        scores = policy.score(policy.pack(questions(model)))
-        features = model.features(policy.pack(questions(model)))
+        scores = policy.score(model.pack(questions(model)))
+        features = model.features(questions(model))
         gradients = torch.autograd.grad(scores.token_log_probs.square().sum(), model.trainable_parameters())
-        sizes = [len(tree.node_tokens) for _, tree in questions(model)]
-        found.append((scores, [features[b, :size] for b, size in enumerate(sizes)], gradients))
+        found.append((scores, features, gradients))
     (packed, packed_features, packed_gradients), (naive, naive_features, naive_gradients) = found
     torch.testing.assert_close(packed.token_log_probs, naive.token_log_probs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(packed.action_log_probs, naive.action_log_probs, atol=1e-5, rtol=1e-5)
@@ -116,10 +114,10 @@ def test_packed_scores_and_their_gradients_equal_naive_ones(kind: str, tiny_mode
 
 
 @pytest.mark.parametrize("kind", ["embedded", "qwen2"])  # without biases, and with them
-def test_narrow_layers_do_what_pefts_own_do(kind: str, tiny_model: Callable[[str], Path]) -> None:
+def test_adapted_layers_compute_what_pefts_own_compute(kind: str, tiny_model: Callable[[str], Path]) -> None:
     model = load(kind, tiny_model)
     layers = [layer for layer in model.model.modules() if isinstance(layer, lora.Linear)]
-    assert layers and all(type(layer) is NarrowLinear for layer in layers)
+    assert layers and all(type(layer) is AdaptedLinear for layer in layers)
     for layer in layers:
         asked = torch.randn(2, 5, layer.in_features, requires_grad=True)
         weights = [asked, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
@@ -127,15 +125,13 @@ def test_narrow_layers_do_what_pefts_own_do(kind: str, tiny_model: Callable[[str
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
         for own, other in zip(*(torch.autograd.grad(out.sin().sum(), weights) for out in (ours, theirs)), strict=True):
             torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
-    half = load_language_model("embedded", device="cpu", dtype="bfloat16")  # in which a small adapter would be lost
-    assert not any(isinstance(layer, NarrowLinear) for layer in half.model.modules())
 
 
 def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model)
     asked = questions(model)
-    features = model.features(policy.pack(asked))
+    features = model.features(asked)
     prompt, tree = asked[0]
     with model.model.disable_adapter():
         decoder = model.model.get_base_model().model
@@ -143,17 +139,17 @@ def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callab
             hidden = decoder(input_ids=torch.tensor([[*prompt, *candidate]])).last_hidden_state[0]
             nodes = tree.path_nodes[k, : len(candidate)]
             expected = hidden[len(prompt) - 1 : len(prompt) + len(candidate) - 1]
-            torch.testing.assert_close(features[0, nodes], expected, atol=1e-5, rtol=1e-5)
-        base = model.logits(policy.pack(asked))
-        model.features(policy.pack(asked))
-        assert torch.equal(model.logits(policy.pack(asked)), base), "what was off stays off"
-    assert not torch.allclose(model.logits(policy.pack(asked)), base), "and is on again"
+            torch.testing.assert_close(features[0][nodes], expected, atol=1e-5, rtol=1e-5)
+        base = model.logits(model.pack(asked))
+        model.features(asked)
+        assert torch.equal(model.logits(model.pack(asked)), base), "what was off stays off"
+    assert not torch.allclose(model.logits(model.pack(asked)), base), "and is on again"
 
 
 def test_trie_probabilities_of_all_candidates_sum_to_one(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model, "trie")
-    scores = policy.score(policy.pack(questions(model)))
+    scores = policy.score(model.pack(questions(model)))
     torch.testing.assert_close(scores.action_log_probs.exp().sum(-1), torch.ones(3))
     torch.testing.assert_close(scores.action_log_probs[1, :2], scores.token_log_probs[1, :2].sum(-1))
     assert torch.isneginf(scores.action_log_probs[1, 2:]).all()
@@ -169,7 +165,7 @@ def test_candidates_are_weighed_by_likelihood_over_phrase_length(
     model = load("llama", tiny_model)
     policy = make_policy(model, "candidates", normalisation)
     prompt, tree = questions(model)[0]
-    scores = policy.score(policy.pack([(prompt, tree)]))
+    scores = policy.score(model.pack([(prompt, tree)]))
     likelihoods = torch.stack(
         [
             reference_logits(model, prompt, candidate)
@@ -193,7 +189,7 @@ def test_entropies_are_those_of_the_enumerated_distributions(tiny_model: Callabl
     model = load("llama", tiny_model)
     policy = make_policy(model, "trie")
     asked = questions(model)
-    scores = policy.score(policy.pack(asked), with_node_entropies=True)
+    scores = policy.score(model.pack(asked), with_node_entropies=True)
     for b, (prompt, tree) in enumerate(asked):
         probabilities = scores.action_log_probs[b, : len(tree.candidates)].exp()
         expected = -(probabilities * probabilities.log()).sum()
@@ -217,7 +213,7 @@ def test_free_text_is_scored_by_the_distribution_that_sampled_it(
     said = model.generate(prompts, max_tokens=12, greedy=False)
     assert all(1 <= len(ids) <= 12 for ids in said)
     asked = [(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, said, strict=True)]
-    scores = policy.score(policy.pack(asked), with_node_entropies=True)
+    scores = policy.score(model.pack(asked), with_node_entropies=True)
     for b, (prompt, ids) in enumerate(zip(prompts, said, strict=True)):
         logits = (reference_logits(model, prompt, ids) / temperature).log_softmax(-1)
         expected = logits[torch.arange(len(ids)), torch.tensor(ids)]
@@ -283,7 +279,7 @@ def test_prompts_longer_than_a_sliding_window_are_scored_as_the_model_reads_them
     policy = make_policy(model, "candidates")
     tree = build_tree(((5, 6, 2), (7, 2)))
     prompt = tuple(range(10, 90))
-    scores = policy.score(policy.pack([(prompt, tree)]))
+    scores = policy.score(model.pack([(prompt, tree)]))
     for k, candidate in enumerate(tree.candidates):
         logits = reference_logits(model, prompt, candidate).log_softmax(-1)
         expected = logits[torch.arange(len(candidate)), torch.tensor(candidate)]
@@ -295,10 +291,12 @@ def test_assessments_do_not_depend_on_how_questions_are_grouped(tiny_model: Call
     policy = make_policy(model)
     torch.nn.init.normal_(policy.critic[-1].weight)
     together = policy.assess(questions(model))
-    policy.tokens_per_forward = 1
+    values = policy.values(questions(model))
+    model.tokens_per_forward = 1
     for one, other in zip(together, policy.assess(questions(model)), strict=True):
         np.testing.assert_allclose(one.token_log_probs, other.token_log_probs, atol=1e-5)
-        np.testing.assert_allclose(one.values, other.values, atol=1e-4)
+    for one, other in zip(values, policy.values(questions(model)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 def test_a_model_that_takes_no_tree_mask_falls_back_with_a_warning(
@@ -307,7 +305,7 @@ def test_a_model_that_takes_no_tree_mask_falls_back_with_a_warning(
     with caplog.at_level(logging.WARNING):
         model = load("mamba", tiny_model)
     assert not model.packs
-    assert "does not take tree attention masks" in caplog.text
+    assert "does not take tree attention" in caplog.text
 
 
 def test_an_instruct_models_prompt_stands_in_its_chat_template(tiny_model: Callable[[str], Path]) -> None:
@@ -335,11 +333,11 @@ def test_quantised_models_go_through_the_same_path(quantize: str, tiny_model: Ca
     pytest.importorskip("bitsandbytes")
     model = load("llama", tiny_model, quantize=quantize)
     policy = make_policy(model)
-    batch = policy.pack(questions(model))
+    batch = model.pack(questions(model))
     scores = policy.score(batch)
     scores.token_log_probs.sum().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.trainable_parameters())
     plain = make_policy(load("llama", tiny_model))
-    exact = plain.score(plain.pack(questions(model))).token_log_probs
+    exact = plain.score(plain.language_model.pack(questions(model))).token_log_probs
     gap = (scores.token_log_probs - exact).abs().max()
     assert 0 < gap < 8, "quantisation changes the numbers, and not beyond recognition"
