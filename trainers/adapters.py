@@ -79,7 +79,7 @@ class _FloatProduct(torch.autograd.Function):
         return gradient.to(ctx.dtype) @ _weight(ctx.layer, ctx.dtype), None
 
 
-def _weight(layer: nn.Module, dtype: torch.dtype) -> torch.Tensor:
+def _weight(layer: Any, dtype: torch.dtype) -> torch.Tensor:
     """The weight of a linear layer, of a 4-bit one in ``dtype``."""
     if (state := getattr(layer.weight, "quant_state", None)) is None:
         return layer.weight

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from trainers.prefix_tree import PackedBatch
 
 NAME = "prefix_tree"
 """What transformers' models know this attention by."""
@@ -37,6 +40,22 @@ class TreeLayout:
     width: int
     owners: torch.Tensor | None
     mask: torch.Tensor
+
+
+def packed_inputs(batch: PackedBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """What a model whose attention is ``NAME`` is called with, to read a packed batch."""
+    visible = torch.from_numpy(batch.visible).to(device)
+    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
+    mask.masked_fill_(~visible, torch.finfo(dtype).min)
+    in_order = np.array_equal(batch.owners, np.arange(batch.prompts))
+    owners = None if in_order else torch.from_numpy(batch.owners).to(device)
+    return {
+        "input_ids": torch.from_numpy(batch.input_ids).to(device)[None],
+        "position_ids": torch.from_numpy(batch.position_ids).to(device)[None],
+        # Four dimensions keep transformers from making a mask of its own.
+        "attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device),
+        "tree": TreeLayout(batch.prompts, batch.width, owners, mask[:, None]),
+    }
 
 
 def tree_attention(
@@ -77,17 +96,17 @@ def tree_attention(
         if softcap is None:
             return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return _attend(query, key, value, attention_mask, scaling, softcap).transpose(1, 2), None
-    rows = (tree.prompts, tree.width)
-    end = tree.prompts * tree.width
+    parts, end = len(tree.mask), tree.prompts * tree.width
     # Views (rows, heads, tokens, D): the stream is cut, nothing is copied.
-    prompt = [x[0, :, :end].unflatten(1, rows).transpose(0, 1) for x in (query, key, value)]
-    outputs = [_attend(*prompt, None, scaling, softcap).transpose(1, 2).flatten(0, 1)]
-    if parts := len(tree.mask):
-        own = [x[0, :, end:].unflatten(1, (parts, -1)).transpose(0, 1) for x in (query, key, value)]
+    cut = [x[0].split([end, x.shape[2] - end], dim=1) for x in (query, key, value)]
+    prompt = [x.unflatten(1, (tree.prompts, tree.width)).transpose(0, 1) for x, _ in cut]
+    outputs = [_attend(prompt[0], prompt[1], prompt[2], None, scaling, softcap).transpose(1, 2).flatten(0, 1)]
+    if parts:
+        own = [x.unflatten(1, (parts, -1)).transpose(0, 1) for _, x in cut]
         unseen = tree.mask.shape[-1] - tree.width - own[1].shape[2]  # keys that make S a multiple
         before = prompt[1:] if tree.owners is None else [x[tree.owners] for x in prompt[1:]]
         keys, values = (
-            torch.cat([x, y, y[:, :, :1].expand(-1, -1, unseen, -1)], dim=2)
+            torch.cat([x, y, *([y[:, :, :1].expand(-1, -1, unseen, -1)] if unseen else [])], dim=2)
             for x, y in zip(before, own[1:], strict=True)
         )
         outputs.append(_attend(own[0], keys, values, tree.mask, scaling, softcap).transpose(1, 2).flatten(0, 1))

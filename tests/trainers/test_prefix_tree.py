@@ -82,7 +82,7 @@ def packed_questions() -> list[tuple[tuple[int, ...], PrefixTree]]:
 def test_packed_tokens_attend_to_the_tokens_before_them_in_their_candidate_alone(multiple: int) -> None:
     questions = packed_questions()
     batch = pack(questions, pad_id=0, multiple=multiple)
-    parts, depth, keys = batch.visible.shape
+    _, depth, keys = batch.visible.shape
     assert keys % multiple == 0
     prompt_columns = batch.prompts * batch.width
     for b, (prompt, tree) in enumerate(questions):
@@ -110,7 +110,9 @@ def test_edges_and_paths_of_a_batch_spell_the_candidates() -> None:
         for row, candidate in enumerate(tree.candidates):
             edges = batch.paths[b, row, batch.mask[b, row]]
             assert tuple(batch.edge_tokens[edges]) == candidate
-            assert batch.edge_nodes[edges].tolist() == (batch.starts[b] + tree.path_nodes[row, : len(candidate)]).tolist()
+            assert (
+                batch.edge_nodes[edges].tolist() == (batch.starts[b] + tree.path_nodes[row, : len(candidate)]).tolist()
+            )
 
 
 def test_equal_prompts_are_encoded_once() -> None:
