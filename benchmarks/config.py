@@ -14,7 +14,7 @@ import docstring_parser
 import gymnasium as gym
 import tyro
 
-from benchmarks.presets import Usual, preset_settings, usual
+from benchmarks.presets import WIDE, Usual, preset_settings, usual
 from lang_envs import WORLDS, load_tokenizer
 from lang_envs.files import read_json, write_atomically
 from lang_envs.registration import TEMPLATES, named_value
@@ -84,8 +84,9 @@ class BenchmarkConfig:
     """Ids of further worlds, which every agent plays before and after its training, learning nothing in them."""
     checkpoint_every: int = 10
     """Updates between two checkpoints."""
-    preset: Literal["default", "paper"] = "default"
-    """Hyper-parameters: the suite's own, or the paper's for 7B models."""
+    preset: Literal["default", "paper", "paper-wide"] = "default"
+    """Hyper-parameters: the suite's own, the paper's for 7B models, or, for DataSciCoding, the paper's with rollouts of
+    128 environments × 1 step, whose texts are generated in one batch."""
     device: str | None = None
     """auto (the default: a GPU where there is one), cpu, cuda, cuda:N."""
     workers: int | None = None
@@ -136,7 +137,9 @@ class BenchmarkConfig:
     @property
     def usual(self) -> Usual:
         """How long and over how many environments: as given, or as the world takes with the embedded model."""
-        suited = usual(self.env) if self.preset == "default" and self.embedded else Usual()
+        suited = WIDE if self.preset == "paper-wide" else Usual()
+        if self.preset == "default" and self.embedded:
+            suited = usual(self.env)
         given = {name: getattr(self, name) for name in ("steps", "num_envs", "rollout_steps")}
         found = suited._replace(**{name: value for name, value in given.items() if value is not None})
         rollout = found.num_envs * found.rollout_steps

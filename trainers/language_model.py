@@ -402,6 +402,9 @@ def load_language_model(
             "rows), so ratios are noisy; quantize='4bit' has no such effect"
         )
     place = resolve_device(device)
+    if place.type == "cuda":
+        # It would compile a plan for every new shape of a batch, of which one run has a hundred.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     number_type = _resolve_dtype(dtype, place, model)
     if isinstance(model, str | Path):
         tokens = load_tokenizer(tokenizer if tokenizer is not None else str(model))

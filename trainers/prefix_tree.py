@@ -71,7 +71,7 @@ class PrefixTree:
 
     @cached_property
     def parts(self) -> tuple[TreePart, ...]:
-        """The tree without its root, in parts of at most ``PART`` nodes, or of one candidate where that is longer.
+        """The tree without its root, in equal parts of some ``PART`` nodes; a candidate is never cut.
 
         Nodes on the border of two parts are in both. A tree that fits is one part; one without inner nodes has none.
         """
@@ -86,10 +86,9 @@ class PrefixTree:
         path_nodes, lengths = self.path_nodes, self.mask.sum(-1)
         # In lexicographic order candidates that share a beginning are neighbours.
         for row in sorted(range(len(self.candidates)), key=self.candidates.__getitem__):
-            path = dict.fromkeys(path_nodes[row, 1 : lengths[row]].tolist())
-            if groups[-1] and len(groups[-1] | path) > limit:
+            if len(groups[-1]) >= limit:
                 groups.append({})
-            groups[-1] |= path
+            groups[-1] |= dict.fromkeys(path_nodes[row, 1 : lengths[row]].tolist())
         return tuple(self._part(np.array(sorted(group))) for group in groups if group)
 
     def _part(self, nodes: np.ndarray) -> TreePart:

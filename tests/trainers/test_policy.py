@@ -290,6 +290,38 @@ def test_checkpointing_computes_the_same_gradients(tiny_model: Callable[[str], P
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+def test_cudnn_attention_is_off_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loaded(Exception):
+        pass
+
+    def load_base(name: str, place: torch.device, *_: Any) -> None:
+        assert place.type == "cuda"
+        raise Loaded
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(language_model, "_load_base", load_base)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        with pytest.raises(Loaded):
+            load_language_model("embedded", device="cuda")
+        assert not torch.backends.cuda.cudnn_sdp_enabled(), "it compiles a plan for every new shape"
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_keys_of_a_packed_batch_are_a_multiple_of_eight_on_a_gpu(tiny_model: Callable[[str], Path]) -> None:
+    model = load("llama", tiny_model)
+    scores = make_policy(model).score(model.pack(questions(model)))
+    assert model.pack(questions(model)).visible.shape[-1] % 8
+    model.device = torch.device("meta")
+    batch = model.pack(questions(model))
+    assert batch.visible.shape[-1] % 8 == 0
+    model.device = torch.device("cpu")
+    aligned = make_policy(model).score(batch)
+    torch.testing.assert_close(aligned.token_log_probs, scores.token_log_probs, atol=1e-5, rtol=1e-5)
+
+
 def test_8bit_models_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("bitsandbytes")
     with caplog.at_level(logging.WARNING):
