@@ -26,6 +26,7 @@ import numpy as np
 from lang_envs.datascicoding.datasets import Dataset
 from lang_envs.files import at_home, write_atomically
 from lang_envs.sandbox import Limits, Result, shared_sandbox
+from lang_envs.storage import storable
 
 REPETITIONS = 5
 _REMEMBERED = 20_000
@@ -37,6 +38,7 @@ output = model.predict_proba(inputs["x_test"])
 """What stands behind a definition of ``build_model`` in the sandbox."""
 
 
+@storable
 @dataclass(frozen=True)
 class Score:
     """What a program is worth: the mean of its ROC AUC over the splits and their standard deviation, or its error."""
