@@ -26,6 +26,10 @@ _READS_PICKLES = "lang-envs 0.1.0 at commit 4dc5cab is the last to read it"
 logger = logging.getLogger(__name__)
 
 
+class DamagedRunError(ValueError):
+    """A run cannot be resumed from what its folder holds; the message names the file and what is wrong."""
+
+
 def save_checkpoint(folder: Path, step: int, save_agent: Callable[[Path], None], progress: Any, *, best: bool) -> None:
     """Write a checkpoint beside the others, then point ``last`` (and ``best``) to it in one rename each.
 
@@ -80,7 +84,7 @@ def load_checkpoint(folder: Path, load_agent: Callable[[Path], None]) -> Any:
     ------
     FileNotFoundError
         If there is none.
-    ValueError
+    DamagedRunError
         If it is damaged, or of a version that wrote pickles; names it.
     """
     checkpoint = newest(folder)
@@ -94,7 +98,7 @@ def load_checkpoint(folder: Path, load_agent: Callable[[Path], None]) -> Any:
         _set_random_states(saved["random"])
         return saved["progress"]
     except Exception as error:  # whatever a third party's agent makes of damaged files
-        raise ValueError(
+        raise DamagedRunError(
             f"{checkpoint} cannot be loaded: {error}. If it is damaged, delete {folder.parent} and begin anew"
         ) from error
 

@@ -24,7 +24,7 @@ from lang_envs.files import is_number, locked, open_regular, refuse_irregular, w
 from lang_envs.storage import UnstorableError, encode
 from trainers.agent import Agent, Episode, Player, Rollout
 from trainers.agents.common import world_attribute
-from trainers.checkpoint import LAST, is_checkpoint_link, load_checkpoint, newest, save_checkpoint
+from trainers.checkpoint import LAST, DamagedRunError, is_checkpoint_link, load_checkpoint, newest, save_checkpoint
 from trainers.rollout import Situation, autoreset_mode, begin, collect
 
 METRICS_FILE = "metrics.jsonl"
@@ -300,7 +300,7 @@ def _resume(agent: Agent, envs: Any, folder: Path, seed: int) -> Progress:
     try:
         return _restore(stored, envs, fresh)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise DamagedRunError(
             f"the progress in {folder / CHECKPOINTS_FOLDER / LAST} does not fit these environments, or is damaged: "
             f"{error!r:.300}"
         ) from error
@@ -374,7 +374,7 @@ class _Log:
         file = open_regular(path, "r+b")
         if (size := file.seek(0, os.SEEK_END)) < progress.metrics_bytes:
             file.close()
-            raise ValueError(
+            raise DamagedRunError(
                 f"{path} has lost lines: it has {size:,} bytes, and had {progress.metrics_bytes:,} at the last "
                 f"checkpoint; delete {folder} and begin anew"
             )

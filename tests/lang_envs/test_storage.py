@@ -236,7 +236,7 @@ def test_only_regular_files_of_some_size_are_read_and_none_through_a_link(tmp_pa
             pass
         with pytest.raises(ValueError, match=name):
             open_regular(tmp_path / name, "r+b")
-    with pytest.raises(ValueError, match="fifo is no regular file|link is a symbolic link"):
+    with pytest.raises(ValueError, match=r"fifo is no regular file|link is a symbolic link"):
         refuse_irregular(tmp_path)
     assert (tmp_path / "target").read_text() == "kept"
 
@@ -256,8 +256,7 @@ def test_a_link_planted_where_a_file_is_written_is_not_followed(tmp_path: Path) 
 
 def test_a_lock_keeps_others_out_and_what_its_file_holds(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("kept")
-    with locked(tmp_path / "lock"):
-        with pytest.raises(BlockingIOError), locked(tmp_path / "lock"):
-            pass
+    with locked(tmp_path / "lock"), pytest.raises(BlockingIOError), locked(tmp_path / "lock"):
+        pass
     with locked(tmp_path / "lock"):
         assert (tmp_path / "lock").read_text() == "kept"
