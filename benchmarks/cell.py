@@ -312,8 +312,8 @@ class Benchmark:
 
 
 def may_import(name: str, imports: tuple[str, ...] | None) -> bool:
-    """Whether what ``name`` says, ``"package.module:Class"``, may be imported: where all may (None), or where its module
-    or a package around it is among ``imports``."""
+    """Whether what ``name`` says, ``"package.module:Class"``, may be imported: where all may (None), or where its
+    module or a package around it is among ``imports``."""
     module, named, _ = name.partition(":")
     return imports is None or not named or any(module == own or module.startswith(f"{own}.") for own in imports)
 

@@ -123,6 +123,8 @@ def _decode(stored: Any) -> Any:
         return stored
     if isinstance(stored, list):
         return [_decode(item) for item in stored]
+    if len(stored) != 1:
+        raise ValueError(f"it holds no stored value: {stored!r:.80}")
     ((kind, content),) = stored.items()
     if kind == "float" and content in ("nan", "inf", "-inf"):
         return float(content)

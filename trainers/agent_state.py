@@ -33,8 +33,8 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
     save_file(tensors, folder / TENSORS_FILE)
 
 
-def load_state(folder: Path) -> dict[str, Any]:
-    """Read what :func:`save_state` wrote. All tensors are on the CPU.
+def load_state(folder: Path, *keys: str) -> dict[str, Any]:
+    """Read what :func:`save_state` wrote, in which ``keys`` must not be missing. All tensors are on the CPU.
 
     Raises
     ------
@@ -53,8 +53,8 @@ def load_state(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{file} names the tensor {error}, which {TENSORS_FILE} does not hold") from None
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
-    if not isinstance(state, dict):
-        raise ValueError(f"{file} is damaged: it holds no dict")
+    if not isinstance(state, dict) or not set(keys) <= state.keys():
+        raise ValueError(f"{file} is damaged: it holds no object with {', '.join(keys)}")
     return state
 
 
@@ -89,8 +89,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
         raise ValueError("it holds an optimizer with other options")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in saved["state"].items():
-        shapes = {name: value.shape for name, value in state.items() if name != "step"}
-        if type(number) is not int or any(shape != parameters[number].shape for shape in shapes.values()):
+        shapes = {name: value.shape for name, value in state.items()}
+        if type(number) is not int or not 0 <= number < len(parameters):
+            raise ValueError(f"it holds the moments of a parameter {number!r:.40}, and there are {len(parameters)}")
+        if any(shape != (() if name == "step" else parameters[number].shape) for name, shape in shapes.items()):
             raise ValueError(f"it holds the moments of other parameters: {shapes}")
     optimizer.load_state_dict(saved)
 

@@ -108,11 +108,11 @@ def refuse_pickle(file: Path) -> None:
 
     Raises
     ------
-    ValueError
+    DamagedRunError
         If the file is there; says which version reads it.
     """
     if file.exists():
-        raise ValueError(
+        raise DamagedRunError(
             f"{file} is a pickle, which could run code when read, so this version does not read it: {_READS_PICKLES}"
         )
 
@@ -122,14 +122,14 @@ def newest(folder: Path) -> Path | None:
 
     Raises
     ------
-    ValueError
+    DamagedRunError
         If ``last`` is a link to anything but a checkpoint beside it.
     """
     last = folder / LAST
     if not last.exists():
         return max((path for path in folder.glob("step-*") if path.is_dir()), default=None)
     if not is_checkpoint_link(last) and last.is_symlink():
-        raise ValueError(f"{last} is a link to {last.readlink()}, which is no checkpoint beside it")
+        raise DamagedRunError(f"{last} is a link to {last.readlink()}, which is no checkpoint beside it")
     return folder / last.readlink() if last.is_symlink() else last
 
 

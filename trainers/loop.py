@@ -294,7 +294,10 @@ def _to_store(progress: Progress) -> dict[str, Any]:
 
 
 def _resume(agent: Agent, envs: Any, folder: Path, seed: int) -> Progress:
-    refuse_irregular(folder, is_checkpoint_link)
+    try:
+        refuse_irregular(folder, is_checkpoint_link)
+    except ValueError as error:
+        raise DamagedRunError(str(error)) from None
     fresh = begin(envs, seed)
     stored = load_checkpoint(folder / CHECKPOINTS_FOLDER, agent.load)
     try:

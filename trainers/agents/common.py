@@ -438,7 +438,11 @@ class PPOAgent(ABC):
         ValueError
             If the folder holds no agent, a damaged one, or one of another class or shape.
         """
-        state = load_state(folder)
+        state = load_state(
+            folder, "class", "actor_optimizer", "critic_optimizer", "decisions_learnt", "random", "settings"
+        )
+        if type(state["decisions_learnt"]) is not int or not isinstance(state["settings"], dict):
+            raise ValueError(f"{folder} holds an agent whose decisions_learnt or settings are of another type")
         if state["class"] != type(self).__qualname__:
             raise ValueError(f"{folder} holds a {state['class']}, and this is a {type(self).__qualname__}")
         model, device = self.language_model.model, str(self.language_model.device)
