@@ -10,8 +10,9 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 MIB = 1 << 20
 MAX_READ = 64 * MIB
@@ -34,7 +35,7 @@ def write_atomically(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
-def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> BinaryIO:
+def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> BufferedIOBase:
     """Open a regular file that is no link; ``"r+b"`` makes it where it is missing, and never truncates it.
 
     Raises
@@ -54,7 +55,7 @@ def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ValueError(f"{path} is no regular file")
-    return os.fdopen(descriptor, "rb" if mode == "rb" else "r+b")
+    return os.fdopen(descriptor, "rb") if mode == "rb" else os.fdopen(descriptor, "r+b")
 
 
 def read_bytes(path: Path, limit: int = MAX_READ) -> bytes:
