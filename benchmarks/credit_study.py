@@ -158,6 +158,7 @@ def _of_critics(run: Benchmark, situations: Sequence[Situation]) -> dict[str, di
         raise ValueError(f"the study is of {FOOD}, and {run.folder} holds runs in {config.env}")
     if not config.embedded:
         raise ValueError(f"the study's tokens are the embedded model's, and {run.folder} has {config.model}")
+    run.check_imports()
     run.check_learners()
     envs = make_envs(config)
     columns: dict[str, dict[str, Any]] = {}

@@ -102,10 +102,23 @@ class FeatureStore:
         }
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what :meth:`state` gave.
+
+        Raises
+        ------
+        ValueError
+            If it is of another model, or does not hold together.
+        """
         self.clear()
-        self.features = state["features"].to(self.features)
+        features, lengths = state["features"], state["prompt_lengths"]
+        count = len(features)
+        if features.shape[1:] != self.features.shape[1:] or state["parents"].shape != (count, 2):
+            raise ValueError(f"it holds features of shape {tuple(features.shape)}, for a model of another width")
         parents = state["parents"].tolist()
         self._children = {(parent, token): row for row, (parent, token) in enumerate(parents) if parent >= 0}
-        lengths = state["prompt_lengths"].tolist()
-        parts = state["prompt_tokens"].split(lengths)
-        self._roots = {tuple(p.tolist()): row for p, row in zip(parts, state["prompt_rows"].tolist(), strict=True)}
+        texts = state["prompt_tokens"].split(lengths.tolist())
+        rows = state["prompt_rows"].tolist()
+        self._roots = {tuple(text.tolist()): row for text, row in zip(texts, rows, strict=True)}
+        if sorted([*self._roots.values(), *self._children.values()]) != list(range(count)):
+            raise ValueError("it holds features that belong to no text")
+        self.features = features.to(self.features)

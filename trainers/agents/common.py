@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import torch
-from peft import load_peft_weights, set_peft_model_state_dict
-from safetensors.torch import load_file, save_file
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import save_file
 
 from trainers import ppo
 from trainers.agent import Decision, Rollout
+from trainers.agent_state import load_optimizer, load_state, load_tensors, save_state
 from trainers.agents.settings import Settings, resolve
 from trainers.features import FeatureStore
 from trainers.language_model import LanguageModel, load_language_model
@@ -434,16 +435,16 @@ class PPOAgent(ABC):
         model = self.language_model.model
         model.save_pretrained(str(folder / ADAPTER_FOLDER), save_embedding_layers=False)
         save_file(self.policy.critic.state_dict(), folder / "critic.safetensors")
-        save_file(self._features.state(), folder / "features.safetensors")
         state = {
             "class": type(self).__qualname__,
             "actor_optimizer": self._actor_optimizer.state_dict(),
             "critic_optimizer": self._critic_optimizer.state_dict(),
+            "features": self._features.state(),
             "decisions_learnt": self._decisions_learnt,
             "random": self.random.bit_generator.state,
             "settings": asdict(self.settings),
         }
-        torch.save(state, folder / "agent.pt")
+        save_state(folder, state)
 
     def load(self, folder: Path) -> None:
         """Go on from what :meth:`save` wrote; settings that differ from those it was saved with are warned of.
@@ -451,20 +452,24 @@ class PPOAgent(ABC):
         Raises
         ------
         ValueError
-            If the folder holds no agent, or one of another class.
+            If the folder holds no agent, a damaged one, or one of another class or shape.
         """
-        if not (folder / "agent.pt").is_file():
-            raise ValueError(f"{folder} holds no saved agent (no agent.pt)")
-        device = self.language_model.device
-        state = torch.load(folder / "agent.pt", map_location=device, weights_only=True)
+        state = load_state(
+            folder, "class", "actor_optimizer", "critic_optimizer", "features", "decisions_learnt", "random", "settings"
+        )
+        if type(state["decisions_learnt"]) is not int or not isinstance(state["settings"], dict):
+            raise ValueError(f"{folder} holds an agent whose decisions_learnt or settings are of another type")
         if state["class"] != type(self).__qualname__:
             raise ValueError(f"{folder} holds a {state['class']}, and this is a {type(self).__qualname__}")
-        weights = load_peft_weights(str(folder / ADAPTER_FOLDER), device=str(device))
-        set_peft_model_state_dict(self.language_model.model, weights)
-        self.policy.critic.load_state_dict(load_file(folder / "critic.safetensors", device=str(device)))
-        self._features.load_state(load_file(folder / "features.safetensors"))
-        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        model, device = self.language_model.model, str(self.language_model.device)
+        weights = load_tensors(folder / ADAPTER_FOLDER / "adapter_model.safetensors", device)
+        if weights.keys() != get_peft_model_state_dict(model, save_embedding_layers=False).keys():
+            raise ValueError(f"{folder / ADAPTER_FOLDER} holds an adapter of other layers")
+        set_peft_model_state_dict(model, weights)
+        self.policy.critic.load_state_dict(load_tensors(folder / "critic.safetensors", device))
+        self._features.load_state(state["features"])
+        load_optimizer(self._actor_optimizer, state["actor_optimizer"])
+        load_optimizer(self._critic_optimizer, state["critic_optimizer"])
         self._decisions_learnt = state["decisions_learnt"]
         for name, value in asdict(self.settings).items():
             if name in state["settings"] and state["settings"][name] != value:
