@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,7 +125,10 @@ class NaivePOAD(POAD):
 
 
 def make_model(shape: str, folder: Path) -> None:
-    """Write a folder with a model of random weights that speaks the embedded model's tokens."""
+    """Write a folder with a model of random weights that speaks the embedded model's tokens.
+
+    Call it in a process of its own: torch keeps the GPU memory of the weights until the process ends.
+    """
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
     model.save_pretrained(folder)
@@ -206,7 +209,7 @@ def main() -> None:
     print(f" {'MFU':>6} {'GiB':>6} {'':>7}")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
-        make_model(options.shape, model)
+        _in_own_process(make_model, options.shape, model)
         for world in options.worlds:
             for quantize in options.quantize:
                 speeds = []
@@ -220,9 +223,13 @@ def main() -> None:
                         options.rollout_steps,
                         options.max_action_tokens,
                     )
-                    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-                        speeds.append(alone.submit(measure, task).result())
+                    speeds.append(_in_own_process(measure, task))
                     _show(task, speeds, peak)
+
+
+def _in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(function, *arguments).result()
 
 
 def _show(task: Task, speeds: Sequence[Speed], peak: float | None) -> None:
