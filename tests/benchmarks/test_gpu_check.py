@@ -72,8 +72,12 @@ def test_a_part_that_cannot_run_says_why(
     assert json.loads((tmp_path / "outcome.json").read_text()) == outcome
 
 
-def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    setup = Setup("cpu", "tiny", tmp_path / "no-model", tmp_path)
-    found = gpu_check._run("model", setup, seconds=5)  # its imports alone take longer, or it is done
-    assert found.get("failed") == "not done after 5 s" or "result" in found
-    assert gpu_check._run("machine", setup, seconds=1) == {"skipped": "no time is left"}
+def test_a_part_that_takes_too_long_is_ended_and_where_no_time_is_left_none_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(gpu_check, "_start", lambda *_, **__: subprocess.Popen(endless, start_new_session=True))
+    (tmp_path / "stderr").touch()
+    setup = Setup("cpu", "tiny", tmp_path / "model", tmp_path)
+    assert gpu_check._run("machine", setup, seconds=1)["failed"] == "not done after 1 s"
+    assert gpu_check._run("machine", setup, seconds=0.5) == {"skipped": "no time is left"}
