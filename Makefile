@@ -22,7 +22,7 @@ ALL_LEVELS := poad,ntpo,twosome
 UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"VirtualHome-{task}-v0" for task in tasks))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-generalization bench-datascicoding paper report throughput test lint format clean
+.PHONY: help setup bench bench-generalization bench-datascicoding paper report throughput gpu-check test lint format clean
 
 help:
 	@echo "make bench        compare agents; sets up what it needs, draws curves and a table into runs/"
@@ -42,6 +42,7 @@ help:
 	@echo "                  one HTML page of finished runs"
 	@echo "make test         run the tests"
 	@echo "make throughput   measure the speed of the worlds, of credit, of packed against naive scoring, of the sandbox"
+	@echo "make gpu-check    measure what only a GPU can show, in ten minutes; PYTHON=... is used as it is, with no set-up"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff put the code in order"
 	@echo "make clean        remove what was built (not runs/)"
@@ -83,6 +84,15 @@ throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.scoring
 	$(BIN)/python -m benchmarks.throughput.sandbox
 	$(BIN)/python -m benchmarks.throughput.large
+
+# The Python that is named must have torch and what `pip install '.[train]'` needs; parts that lack a package are skipped.
+ifeq ($(filter command environment,$(firstword $(origin PYTHON))),)
+gpu-check: $(INSTALLED)
+	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
+else
+gpu-check:
+	$(PYTHON) -m benchmarks.gpu_check $(ARGS)
+endif
 
 test: $(INSTALLED)
 	set -f; $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $$ARGS

@@ -17,9 +17,17 @@ _SHAPES = {
 """Shapes of the paper's models, which need no download."""
 _BYTES_OF_BASE = {None: 2.0, "8bit": 1.05, "4bit": 0.57}
 _BYTES_OF_ADAPTER = 16  # weight, gradient and two moments, float32
-_ACTIVATIONS = 34  # bytes for each token, layer and hidden unit in bfloat16 (Korthikanti et al., arXiv 2205.05198)
-_KEPT_INPUTS = 2  # the same with checkpoints: the layers' inputs alone
-_LOGITS = 12  # bytes for each entry: bfloat16, float32 of log-probabilities and of their gradient, rounded up
+_HIDDEN = 16
+"""Bytes kept for the backward pass of a Llama layer for each token and hidden unit: the inputs of two norms in float32;
+queries, keys, values and what attention returns in bfloat16."""
+_INTERMEDIATE = 6
+"""The same for each unit of the feed-forward part: three tensors in bfloat16."""
+_ADAPTED_INPUT = 4
+"""The same for each input of a layer with an adapter: a float32 copy, since PEFT keeps LoRA in float32."""
+_KEPT_INPUT = 2
+"""With gradient checkpoints, bytes for each token, layer and hidden unit: the layers' inputs in bfloat16."""
+_LOGITS = 16
+"""Bytes for each entry of the logits: bfloat16, and float32 for log-probabilities and their gradient."""
 
 
 class Footprint(NamedTuple):
@@ -35,8 +43,15 @@ class Footprint(NamedTuple):
         return sum(self)
 
 
-def footprint(model: str, settings: Settings) -> Footprint:
+def footprint(model: str, settings: Settings, *, minibatch_tokens: int | None = None) -> Footprint:
     """An estimate for a model trained with an adapter in bfloat16.
+
+    Parameters
+    ----------
+    model : str
+    settings : Settings
+    minibatch_tokens : int, optional
+        Tokens of a minibatch's distinct queries, packed; by default as many as go through the model at once.
 
     Raises
     ------
@@ -56,12 +71,16 @@ def footprint(model: str, settings: Settings) -> Footprint:
     ]
     adapter = sum(settings.lora_rank * (layer.in_features + layer.out_features) for layer in layers)
     text = config.get_text_config()
-    tokens = settings.tokens_per_forward
-    each = _KEPT_INPUTS if settings.gradient_checkpointing else _ACTIVATIONS
+    depth = text.num_hidden_layers
+    kept = depth * text.hidden_size * _HIDDEN + sum(layer.in_features for layer in layers) * _ADAPTED_INPUT
+    kept += depth * getattr(text, "intermediate_size", 4 * text.hidden_size) * _INTERMEDIATE
+    if settings.gradient_checkpointing:  # one layer at a time is computed again
+        kept = depth * text.hidden_size * _KEPT_INPUT + kept // depth
+    tokens = min(settings.tokens_per_forward, minibatch_tokens or settings.tokens_per_forward)
     return Footprint(
         base=parameters * _BYTES_OF_BASE[settings.quantize] / _GIB,
         adapter=adapter * _BYTES_OF_ADAPTER / _GIB,
-        activations=tokens * text.num_hidden_layers * text.hidden_size * each / _GIB,
+        activations=tokens * kept / _GIB,
         logits=tokens * text.vocab_size * _LOGITS / _GIB,
     )
 

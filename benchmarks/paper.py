@@ -6,6 +6,7 @@ An experiment is a set of runs. Runs that several experiments ask for are done o
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from dataclasses import asdict, dataclass, fields, replace
@@ -35,6 +36,7 @@ PAPER_FILE = "paper.json"
 _MOST_SEEDS = 10_000
 _CODE_MODEL, _MODEL = "codellama/CodeLlama-7b-hf", "meta-llama/Llama-2-7b-hf"
 _PAPER_STEPS = {"Overcooked": 40_000, "VirtualHome": 6_000, "DataSciCoding": 10_000}  # the authors' own scripts
+_TOKENS_OF_A_QUERY = 128  # prompt and tree, rounded up: some 85 in the kitchens and in the household
 
 
 @dataclass(frozen=True)
@@ -275,11 +277,14 @@ def _plan_of(benchmark: Benchmark, algo: str, *, with_memory: bool) -> tuple[str
     settings: Settings = resolve(agent_class(parse_variant(algo)[0]).settings_type, model, options)
     updates = usual.steps // (usual.num_envs * usual.rollout_steps) * settings.epochs * settings.minibatches
     cells = benchmark.of(algo)
+    # A rollout's queries are at most as many as its steps; of programs' prompts no bound is known.
+    queries = None if config.env.startswith("DataSciCoding") else usual.num_envs * usual.rollout_steps
+    tokens = queries and math.ceil(queries / settings.minibatches) * _TOKENS_OF_A_QUERY
     return (
         str(len(cells)),
         str(sum(cell.finished for cell in cells)),
         f"{updates:,}",
         f"{settings.actor_lr:g}",
         f"{settings.critic_lr:g}",
-        *([f"{footprint(model, settings).total:.0f}"] if with_memory else []),
+        *([f"{footprint(model, settings, minibatch_tokens=tokens).total:.0f}"] if with_memory else []),
     )

@@ -205,8 +205,7 @@ def run_cells(
 def _run_in_processes(cells: Sequence[Cell], workers: int, display: Display) -> None:
     for name, value in _KEEP_MEMORY.items():
         os.environ.setdefault(name, value)  # read when a process starts, too late for this one
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.__main__"])  # its imports take seconds, a run half a minute
+    context = _process_context()
     waiting, running, failed = deque(cells), dict[Cell, Any](), list[str]()
     try:
         with display:
@@ -231,6 +230,20 @@ def _run_in_processes(cells: Sequence[Cell], workers: int, display: Display) -> 
         for process in running.values():
             process.terminate()
             process.join()
+
+
+def _process_context() -> Any:
+    """Return the multiprocessing context that starts a process for each run.
+
+    The imports take 5.5 s and a run half a minute, so a fork server does them once for all runs. Where torch sees a
+    GPU, it cannot: peft imports bitsandbytes, which initialises CUDA, and CUDA does not work in forks of a process that
+    has done so. There every run starts in a new interpreter and does the imports itself.
+    """
+    if torch.cuda.is_available():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.__main__"])
+    return context
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,9 +36,10 @@ WORLDS = ("Overcooked-tomato-lettuce-salad-v0", "DataSciCoding-balance-scale-v0"
 SHAPES = {
     "7b": LlamaConfig(),  # Llama 2's
     "small": LlamaConfig(hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4),
+    "tiny": LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4),
 }
-_NUM_ENVS = 4
-_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+NUM_ENVS = 4
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Multiplications and additions a second, dense bfloat16, as the makers say."""
 
 
@@ -101,7 +102,11 @@ class NaivePOAD(POAD):
 
 
 def make_model(shape: str, folder: Path) -> None:
-    """Write a folder with a model of random weights that speaks the embedded model's tokens."""
+    """Write a folder with a model of random weights that speaks the embedded model's tokens.
+
+    Call it in a process of its own: torch keeps the GPU memory of the weights until the process ends.
+    """
+    disable_progress_bar()
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
     model.save_pretrained(folder)
@@ -120,7 +125,7 @@ def measure(task: Task) -> Speed:
     torch.set_num_threads(1)
     disable_progress_bar()
     settings = preset_settings("paper", task.world, "poad")
-    envs = lang_envs.make_vec(task.world, _NUM_ENVS, tokenizer=str(task.model))
+    envs = lang_envs.make_vec(task.world, NUM_ENVS, tokenizer=str(task.model))
     agent = (NaivePOAD if task.naive else POAD)(
         envs,
         model=str(task.model),
@@ -128,6 +133,13 @@ def measure(task: Task) -> Speed:
         max_action_tokens=task.max_action_tokens,
         **settings,
     )
+    speed, _ = time_training(agent, envs, task.iterations, task.rollout_steps)
+    envs.close()
+    return speed
+
+
+def time_training(agent: POAD, envs: Any, iterations: int, rollout_steps: int) -> tuple[Speed, list[dict[str, Any]]]:
+    """Train for some iterations after one that warms up; returns the speed and the lines of metrics."""
     model = agent.language_model.model
     layers = parameters_of_layers(model.config)
     tokens, flops = 0, 0.0
@@ -139,18 +151,18 @@ def measure(task: Task) -> Speed:
         # Of a frozen layer the backward pass makes the gradient of its input alone: as much as the forward pass.
         flops += ids.numel() * layers * (4 if torch.is_grad_enabled() else 2)
 
-    model.get_base_model().get_decoder().register_forward_pre_hook(count, with_kwargs=True)
+    hook = model.get_base_model().get_decoder().register_forward_pre_hook(count, with_kwargs=True)
     on_gpu = torch.cuda.is_available()
-    trainers.train(agent, envs, _NUM_ENVS, rollout_steps=1)  # what is only done once
+    trainers.train(agent, envs, NUM_ENVS, rollout_steps=1)  # what is only done once
     tokens, flops = 0, 0.0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    decisions = task.iterations * _NUM_ENVS * task.rollout_steps
-    lines = trainers.train(agent, envs, decisions, rollout_steps=task.rollout_steps)
-    envs.close()
+    decisions = iterations * NUM_ENVS * rollout_steps
+    lines = trainers.train(agent, envs, decisions, rollout_steps=rollout_steps)
+    hook.remove()
     memory = torch.cuda.max_memory_allocated() if on_gpu else _peak_of_process()
     rollout, update = (sum(line["timing"][name] for line in lines) for name in ("rollout_seconds", "learn_seconds"))
-    return Speed(decisions, rollout, update, tokens, flops, memory / 1024**3)
+    return Speed(decisions, rollout, update, tokens, flops, memory / 1024**3), lines
 
 
 def _peak_of_process() -> int:
@@ -163,17 +175,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--iterations", type=int, default=3)
-    parser.add_argument("--rollout-steps", type=int, default=8, help=f"in each of {_NUM_ENVS} environments")
+    parser.add_argument("--rollout-steps", type=int, default=8, help=f"in each of {NUM_ENVS} environments")
     parser.add_argument("--max-action-tokens", type=int, default=64, help="of a program")
     parser.add_argument("--quantize", nargs="*", default=["none", "4bit"], choices=["none", "4bit", "8bit"])
     parser.add_argument("--worlds", nargs="*", default=WORLDS)
     options = parser.parse_args()
     disable_progress_bar()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "one CPU core"
-    peak = next((value for name, value in _PEAKS.items() if name in device), None)
+    peak = next((value for name, value in PEAKS.items() if name in device), None)
     print(
         f"{options.shape} ({parameters_of_layers(SHAPES[options.shape]):,} parameters in layers) on {device}: "
-        f"{options.iterations} iterations of {_NUM_ENVS * options.rollout_steps} decisions"
+        f"{options.iterations} iterations of {NUM_ENVS * options.rollout_steps} decisions"
     )
     print(
         f"{'world':35} {'base':5} {'way':7} {'decisions/s':>11} {'rollout s':>9} {'update s':>9} {'tokens/s':>9}",
@@ -182,7 +194,7 @@ def main() -> None:
     print(f" {'MFU':>6} {'GiB':>6} {'':>7}")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
-        make_model(options.shape, model)
+        _in_own_process(make_model, options.shape, model)
         for world in options.worlds:
             for quantize in options.quantize:
                 speeds = []
@@ -196,9 +208,13 @@ def main() -> None:
                         options.rollout_steps,
                         options.max_action_tokens,
                     )
-                    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-                        speeds.append(alone.submit(measure, task).result())
+                    speeds.append(_in_own_process(measure, task))
                     _show(task, speeds, peak)
+
+
+def _in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(function, *arguments).result()
 
 
 def _show(task: Task, speeds: Sequence[Speed], peak: float | None) -> None:

@@ -1,0 +1,232 @@
+"""Train every language-model agent on the simulated GPU, and print a line of JSON for each.
+
+``python tests/trainers/on_simulated_gpu.py`` runs all cases. With ``--mutants N`` it takes a placement on a device out
+of the source (``.to(device)``, ``device=``, ``.cpu()``), runs the cases of the Llama, and says whether they still run:
+N of all such places, evenly spread, each in a fork of its own; ``--mutants 0`` takes all. A place may survive where
+CUDA does not mind, as it takes indices from the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.machinery
+import json
+import os
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import simulated_gpu
+
+simulated_gpu.install()
+
+import torch  # noqa: E402 — what the simulated device changes is imported after it
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers.utils.logging import disable_progress_bar  # noqa: E402
+
+DEVICE = f"{simulated_gpu.NAME}:0"
+ENV = "Overcooked-tomato-salad-v0"
+SAMPLING = ("trie", "candidates", "free")
+NUM_ENVS, ROLLOUT_STEPS, MINIBATCHES = 2, 3, 2
+TRAINERS = simulated_gpu.PROJECT / "trainers"
+
+
+class Case(NamedTuple):
+    """One training: of the embedded model in float32, or of a small Llama in bfloat16, as on a GPU."""
+
+    algo: str
+    behaviour: str
+    model: str = "embedded"
+
+
+def cases() -> list[Case]:
+    """Every language-model agent of the table with every way to sample; the Llama with the first agent alone."""
+    from trainers.agents import AGENTS, agent_class
+    from trainers.agents.common import PPOAgent
+
+    algos = [name for name in AGENTS if issubclass(agent_class(name), PPOAgent)]
+    embedded = [Case(algo, behaviour) for algo in algos for behaviour in SAMPLING]
+    return embedded + [Case(algos[0], behaviour, "llama") for behaviour in SAMPLING]
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """Make, train, evaluate, save, load and resume; raises where CUDA would."""
+    import gymnasium as gym
+
+    import lang_envs
+    import trainers
+
+    options: dict[str, Any] = {
+        "behaviour": case.behaviour,
+        "device": DEVICE,
+        "epochs": 1,
+        "minibatches": MINIBATCHES,
+        "kl_threshold": 1e6,  # no step is skipped
+        "max_action_tokens": 5,
+        "critic_hidden": (8,),
+    }
+    tokenizer = {}
+    if case.model == "llama":
+        model = str(make_llama(folder / "llama"))
+        options |= {"model": model, "dtype": "bfloat16", "gradient_checkpointing": True}
+        tokenizer = {"tokenizer": model}
+    envs = lang_envs.make_vec(ENV, NUM_ENVS, **tokenizer)
+    steps = NUM_ENVS * ROLLOUT_STEPS  # of an iteration
+
+    def make() -> tuple[Any, list[dict[str, int]]]:
+        agent = trainers.make(case.algo, envs, **options)
+        learn, waits = agent.learn, []
+
+        def counted(rollout: Any) -> dict[str, float]:
+            before = simulated_gpu.synchronisations()
+            metrics = learn(rollout)
+            waits.append(dict(simulated_gpu.synchronisations() - before))
+            return metrics
+
+        agent.learn = counted
+        return agent, waits
+
+    agent, waits = make()
+    language_model = agent.language_model
+    if any(weight.device != torch.device(DEVICE) for weight in language_model.model.parameters()):
+        raise RuntimeError("the model is not on the device")
+    if not language_model.packs:
+        raise RuntimeError("packing was refused, or failed on the device: every candidate is scored by itself")
+    whole = trainers.train(agent, envs, 2 * steps, rollout_steps=ROLLOUT_STEPS)
+    trainers.evaluate(agent, lambda: gym.make(ENV, max_episode_steps=3, **tokenizer), 1)
+    stopped, _ = make()
+    trainers.train(stopped, envs, steps, rollout_steps=ROLLOUT_STEPS, run_dir=folder / "run")
+    resumed, waits_resumed = make()
+    rest = trainers.train(resumed, envs, 2 * steps, rollout_steps=ROLLOUT_STEPS, run_dir=folder / "run", resume=True)
+    resumed.save(folder / "saved")
+    resumed.load(folder / "saved")
+    return {
+        "resumed_equals_whole": {**whole[-1], "timing": None} == {**rest[-1], "timing": None},
+        "minibatches": MINIBATCHES,
+        "waits": waits[-1],
+        "waits_resumed": waits_resumed[-1],
+    }
+
+
+def make_llama(folder: Path) -> Path:
+    """The folder of a small Llama that speaks the embedded model's tokens; too wide for the embedded model's layers."""
+    from trainers.language_model import EMBEDDED_FOLDER
+
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=1600, hidden_size=160, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((EMBEDDED_FOLDER / file).read_bytes())
+    return folder
+
+
+def results(chosen: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    for case in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            yield case._asdict() | run(case, Path(folder))
+
+
+class Place(NamedTuple):
+    """Where the source puts something on a device: the n-th such place of a file."""
+
+    file: Path
+    number: int
+    line: int
+    text: str
+
+
+class _Remove(ast.NodeTransformer):
+    """Finds the places of a file, and takes one of them out."""
+
+    def __init__(self, file: Path, number: int | None = None) -> None:
+        self.file, self.number = file, number
+        self.places: list[Place] = []
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr in ("to", "cpu"):
+            said = ast.unparse(node)[len(ast.unparse(function.value)) :]
+            if re.fullmatch(r"\.cpu\(\)|\.to\(.*(device|place).*\)", said) and self._is_chosen(node, said):
+                return function.value
+        for keyword in node.keywords:
+            if keyword.arg == "device" and "device" in ast.unparse(keyword.value):
+                if self._is_chosen(node, ast.unparse(keyword)):
+                    node.keywords = [other for other in node.keywords if other is not keyword]
+                break
+        return node
+
+    def _is_chosen(self, node: ast.Call, text: str) -> bool:
+        self.places.append(Place(self.file, len(self.places), node.lineno, text))
+        return self.number == len(self.places) - 1
+
+
+def places() -> list[Place]:
+    found: list[Place] = []
+    for file in sorted(TRAINERS.rglob("*.py")):
+        if "embedded_lm" not in file.parts:
+            remover = _Remove(file)
+            remover.visit(ast.parse(file.read_text()))
+            found += remover.places
+    return found
+
+
+def without(place: Place) -> None:
+    """From now on, import the trainers without one placement."""
+    own: Callable[..., types.CodeType | None] = importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(self: Any, name: str) -> types.CodeType | None:
+        if Path(self.path) != place.file:
+            return own(self, name)
+        tree = _Remove(place.file, place.number).visit(ast.parse(place.file.read_text()))
+        return compile(ast.fix_missing_locations(tree), self.path, "exec")
+
+    importlib.machinery.SourceFileLoader.get_code = get_code
+
+
+def survives(place: Place) -> bool:
+    """Whether the Llama trains without a placement, in a fork of this process."""
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            without(place)
+            for _ in results([case for case in cases() if case.model == "llama"]):
+                pass
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mutants", type=int)
+    chosen = parser.parse_args().mutants
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    if chosen is None:
+        for line in results(cases()):
+            print(json.dumps(line), flush=True)
+        return
+    import peft  # noqa: F401 — before the forks, which then need not import it
+    import safetensors.torch  # noqa: F401
+
+    import lang_envs  # noqa: F401
+
+    found = places()
+    step = len(found) / (chosen or len(found))
+    for place in (found[int(i * step)] for i in range(chosen or len(found))):
+        line = {"place": f"{place.file.relative_to(simulated_gpu.PROJECT)}:{place.line}", "text": place.text}
+        print(json.dumps(line | {"survives": survives(place)}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""All agents on a simulated GPU, in a process of its own: all is on the right device, and little waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainers.agents import AGENTS
+
+ROOT = Path(__file__).parents[2]
+WAITS_OF_A_MINIBATCH = 60
+"""Most synchronisations for each minibatch of an update; 29 to 38 were counted, and a minibatch here is one forward."""
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch has no devices written in Python",
+)
+
+
+def on_simulated_gpu(*arguments: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("on_simulated_gpu.py")), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def table(waits: dict[str, int]) -> str:
+    return "\n".join(f"{count:5} {line}" for line, count in sorted(waits.items(), key=lambda item: -item[1]))
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[dict[str, Any]]:
+    return on_simulated_gpu()
+
+
+def test_every_agent_trains_evaluates_and_resumes_on_a_gpu(trained: list[dict[str, Any]]) -> None:
+    """Anything left on the CPU raises there; what resumed goes on as if nothing had happened."""
+    assert {"poad", "ntpo", "twosome"} <= {line["algo"] for line in trained} <= set(AGENTS)
+    assert all(line["resumed_equals_whole"] for line in trained)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "waits",
+        pytest.param("waits_resumed", marks=pytest.mark.xfail(strict=True, reason="Adam's step goes to the device")),
+    ],
+)
+def test_few_synchronisations_in_a_minibatch(trained: list[dict[str, Any]], way: str) -> None:
+    for line in trained:
+        count = sum(line[way].values()) / line["minibatches"]
+        assert count <= WAITS_OF_A_MINIBATCH, f"{line['algo']}, {line['behaviour']}: {count}\n{table(line[way])}"
+
+
+def test_a_placement_taken_out_of_the_source_makes_training_fail() -> None:
+    """Of eight places where the trainers name a device; CUDA takes indices from the CPU, so not each of them must."""
+    removed = on_simulated_gpu("--mutants", "8")
+    survivors = [line for line in removed if line["survives"]]
+    assert len(removed) == 8 and len(survivors) <= 4, survivors
