@@ -56,10 +56,14 @@ class FeatureStore:
         if missing:
             # A tree of one candidate reads all but its last token.
             questions = [(prompt, build_tree(((*text, 0),))) for prompt, text in missing]
-            new = [self.features]
-            for reading, features in zip(missing, self.language_model.features(questions), strict=True):
-                new.append(features[self._add(reading)].to(self.features.dtype))
-            self.features = torch.cat(new)
+            computed = self.language_model.features(questions)
+            kept: list[int] = []
+            start = 0
+            for reading, features in zip(missing, computed, strict=True):
+                kept += [start + node for node in self._add(reading)]
+                start += len(features)
+            where = torch.tensor(kept, device=self.features.device)
+            self.features = torch.cat([self.features, torch.cat(computed)[where].to(self.features.dtype)])
         found = {reading: np.array(self._find(reading)) for reading in distinct}
         return [found[reading] for reading in readings]
 
