@@ -267,17 +267,13 @@ class PPOAgent(ABC):
         by_token = settings.entropy_level == "token" or settings.behaviour == "free"
         members = self._questions_of(batch, rows)
         questions = list(members)
-        units = batch.mask[rows].sum()
+        units = batch.mask[torch.from_numpy(rows).to(batch.mask.device)].sum()
         totals = torch.zeros(4, device=batch.mask.device)
         worst = 0.0
         self._actor_optimizer.zero_grad(set_to_none=True)
         for _, packed in self.language_model.groups(questions):
-            where = [
-                (i, row, choice) for i, question in enumerate(packed.questions) for row, choice in members[question]
-            ]
-            index = torch.tensor([i for i, _, _ in where], device=batch.mask.device)
-            chosen = [row for _, row, _ in where]
-            choices = torch.tensor([choice for _, _, choice in where], device=batch.mask.device)
+            where = [(i, *own) for i, question in enumerate(packed.questions) for own in members[question]]
+            index, chosen, choices = torch.tensor(where, device=batch.mask.device).unbind(1)
             scores = self.policy.score(packed, with_node_entropies=by_token)
             mask, old = batch.mask[chosen], batch.old_log_probs[chosen]
             log_probs = _to_width(self.unit_log_probs(scores, index, choices), mask.shape[1])
@@ -320,11 +316,12 @@ class PPOAgent(ABC):
         return narrowed
 
     def _critic_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics) -> None:
-        settings, mask = self.settings, batch.mask[rows]
+        settings, chosen = self.settings, torch.from_numpy(rows).to(batch.mask.device)
+        mask = batch.mask[chosen]
         # In a world of few situations most units stand at the same nodes, whose value is computed once.
-        nodes, where = torch.unique(batch.nodes[rows], return_inverse=True)
+        nodes, where = torch.unique(batch.nodes[chosen], return_inverse=True)
         values = self.policy.critic(self._features.features[nodes].float())[..., 0][where]
-        loss = ppo.clipped_value_loss(values, batch.old_values[rows], batch.returns[rows], mask, settings.clip)
+        loss = ppo.clipped_value_loss(values, batch.old_values[chosen], batch.returns[chosen], mask, settings.clip)
         loss = settings.value_coefficient * loss / mask.sum()
         self._critic_optimizer.zero_grad(set_to_none=True)
         loss.backward()
