@@ -82,6 +82,8 @@ throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.worlds
 	$(BIN)/python -m benchmarks.throughput.credit
 	$(BIN)/python -m benchmarks.throughput.scoring
+	$(BIN)/python -m benchmarks.throughput.growth
+	$(BIN)/python -m benchmarks.throughput.features
 	$(BIN)/python -m benchmarks.throughput.sandbox
 	$(BIN)/python -m benchmarks.throughput.large
 

@@ -36,7 +36,7 @@ from trainers.agents.common import ADAPTER_FOLDER
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER, alone_in
 
-_KEEP_MEMORY = {
+KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -203,7 +203,7 @@ def run_cells(
 
 
 def _run_in_processes(cells: Sequence[Cell], workers: int, display: Display) -> None:
-    for name, value in _KEEP_MEMORY.items():
+    for name, value in KEEP_MEMORY.items():
         os.environ.setdefault(name, value)  # read when a process starts, too late for this one
     context = _process_context()
     waiting, running, failed = deque(cells), dict[Cell, Any](), list[str]()

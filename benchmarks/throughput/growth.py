@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,9 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.run import KEEP_MEMORY
 from benchmarks.throughput.scoring import naive_log_probs
 from lang_envs import load_tokenizer
 from trainers.language_model import LanguageModel, load_language_model
@@ -41,6 +45,31 @@ _CANDIDATE = 6
 """Tokens of a candidate, the end token included."""
 _NAIVE_LOGITS = 1e8
 """The naive way is measured where it makes at most this many logits; each takes over 20 bytes in an update."""
+
+
+KINDS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "attention": ("scaled_dot_product",),
+    "copies": ("copy_", "cat", "fill_", "zero_", "index", "contiguous", "clone"),
+    "elementwise": (
+        "mul",
+        "add",
+        "silu",
+        "pow",
+        "rsqrt",
+        "mean",
+        "sum",
+        "neg",
+        "div",
+        "sub",
+        "exp",
+        "log",
+        "cos",
+        "sin",
+    ),
+    "other": (),
+}
+"""Kinds of operations, by parts of the names that the profiler gives them."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +216,20 @@ def causal_ratio(model: LanguageModel, tokens: int, repeats: int) -> float:
         return seconds(lambda: policy.score(model.pack([query]))) / plain
 
 
+def shares(model: LanguageModel) -> str:
+    """What the time of an update of 64 environments is spent on: percentages by kind of operation."""
+    policy = LanguagePolicy(model, behaviour="trie", normalisation="token", critic_hidden=(16,))
+    asked = queries(USUAL | {"environments": 64}, model.tokenizer.vocab_size)
+    for _ in range(2):
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            policy.score(model.pack(asked)).token_log_probs.sum().backward()
+    spent = dict.fromkeys(KINDS, 0.0)
+    for event in profiled.key_averages():
+        kind = next((kind for kind, parts in KINDS.items() if any(part in event.key for part in parts)), "other")
+        spent[kind] += event.self_cpu_time_total
+    return ", ".join(f"{kind} {time / sum(spent.values()):.0%}" for kind, time in spent.items())
+
+
 def table(name: str, points: list[Point]) -> str:
     lines = [
         f"| {name} | tokens | score, ms | of the limit | update, ms | of the limit | naive / packed: score | update |",
@@ -227,6 +270,13 @@ def draw(points: dict[str, list[Point]], file: Path) -> None:
     figure.savefig(file)
 
 
+def keep_memory() -> None:
+    """Start again with the memory settings of benchmark runs, which are read when a process starts."""
+    if any(name not in os.environ for name in KEEP_MEMORY):
+        module = [sys.executable, "-m", "benchmarks.throughput.growth", *sys.argv[1:]]
+        os.execve(sys.executable, module, KEEP_MEMORY | dict(os.environ))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["embedded", "llama-256"], choices=["embedded", "llama-256"])
@@ -235,6 +285,7 @@ def main() -> None:
     parser.add_argument("--largest", type=float, default=float("inf"), help="leave out larger values of what grows")
     parser.add_argument("--output", type=Path, default=Path("runs/growth"), help="folder of growth.json, .md and .svg")
     options = parser.parse_args()
+    keep_memory()
     torch.set_num_threads(1)
     disable_progress_bar()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -256,6 +307,8 @@ def main() -> None:
             f"{name}: matrix products at {speed / 1e9:.0f} GFLOP/s. A prompt of {longest:,} tokens with 8 candidates "
             f"takes {ratio:.2f} times a plain causal forward of the prompt."
         )
+        if options.device == "cpu":
+            note += f" The time of an update of 64 environments: {shares(model)}."
         print(note)
         text += [table(name, found[name]), "", note, ""]
     rows = {name: [asdict(point) for point in points] for name, points in found.items()}

@@ -1,0 +1,67 @@
+"""What kept features of the frozen base model save: ``python -m benchmarks.throughput.features``.
+
+The same training twice, side by side: features kept for the whole run, and computed anew for each rollout. Times are of
+the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+import lang_envs
+import trainers
+from benchmarks.presets import usual
+
+ENVS = ("Overcooked-tomato-salad-v0", "Overcooked-tomato-lettuce-salad-v0", "VirtualHome-food-preparation-v0")
+
+
+class Cost(NamedTuple):
+    """Of one training: forwards and tokens for features, and seconds of the whole."""
+
+    forwards: int
+    tokens: int
+    seconds: float
+
+
+def train(env: str, steps: int, kept: int) -> Cost:
+    """Train POAD with the embedded model and at most ``kept`` MiB of features."""
+    suited = usual(env)
+    envs = lang_envs.make_vec(env, suited.num_envs)
+    agent = trainers.make("poad", envs, device="cpu", feature_cache_mib=kept, **suited.settings)
+    model = agent.language_model
+    forwards = tokens = 0
+    features = model.features
+
+    def counted(questions: Any) -> Any:
+        nonlocal forwards, tokens
+        batches = [batch for _, batch in model.groups(questions)]
+        forwards += len(batches)
+        tokens += sum(len(batch.input_ids) for batch in batches)
+        return features(questions)
+
+    model.features = counted
+    started = time.process_time()
+    trainers.train(agent, envs, steps, rollout_steps=suited.rollout_steps)
+    envs.close()
+    return Cost(forwards, tokens, time.process_time() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", nargs="*", default=ENVS)
+    parser.add_argument("--steps", type=int, default=8192)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| environment | features | forwards | tokens | training, s |\n|---|---|---|---|---|")
+    for env in options.envs:
+        for label, kept in (("each rollout", 0), ("kept", 256)):
+            cost = train(env, options.steps, kept)
+            print(f"| {env} | {label} | {cost.forwards} | {cost.tokens:,} | {cost.seconds:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
