@@ -257,15 +257,20 @@ def draw(points: dict[str, list[Point]], file: Path) -> None:
     panels = figure.subplots(2, 2).flat
     for panel, quantity in zip(panels, SWEEPS, strict=True):
         for colour, (model, found) in zip(("C0", "C1"), points.items(), strict=False):
-            own = [point for point in found if point.quantity == quantity]
+            if not (own := [point for point in found if point.quantity == quantity]):
+                continue
             values = [point.value for point in own]
             panel.plot(values, [1e3 * p.score for p in own], color=colour, marker="o", label=f"{model}, packed")
             panel.plot(values, [1e3 * p.score_limit for p in own], color=colour, ls=":", label=f"{model}, limit")
             naive = [(p.value, 1e3 * p.naive_score) for p in own if p.naive_score is not None]
-            panel.plot(*zip(*naive, strict=True), color=colour, ls="--", marker="x", label=f"{model}, naive")
-        panel.set(xscale="log", yscale="log", xlabel=quantity, ylabel="ms a batch")
+            panel.plot(
+                [v for v, _ in naive], [t for _, t in naive], color=colour, ls="--", marker="x", label=f"{model}, naive"
+            )
+        panel.set(xlabel=quantity, ylabel="ms for a batch")
+        if panel.lines:
+            panel.set(xscale="log", yscale="log")
         panel.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize="small")
+    figure.legend(*figure.axes[-1].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
 
