@@ -58,7 +58,7 @@ class Part:
 
     run: Callable[[Setup], dict[str, Any]]
     what: str
-    seconds: int = 90
+    seconds: int = 120
     needs: tuple[str, ...] = ("gymnasium", "peft")
 
 
@@ -294,7 +294,7 @@ def hold(setup: Setup) -> dict[str, Any]:
 PARTS: dict[str, Part] = {
     "machine": Part(machine, "name, memory, speed of a matrix product, versions", needs=()),
     "bench": Part(bench, "`make bench`, small, with the embedded model", needs=("gymnasium", "peft", "tyro", "rich")),
-    "model": Part(model, "a Llama of random weights is written to a temporary folder", 120),
+    "model": Part(model, "a Llama of random weights is written to a temporary folder"),
     "bf16": Part(packed, "POAD with that Llama: rollout, update, MFU, memory, packing, first-ratio error"),
     "bf16, naive": Part(naive, "the same, every candidate scored by itself"),
     "bf16, free text": Part(free_text, "generated tokens/s, and an update on free text"),
