@@ -1,22 +1,25 @@
 # `make help` explains. Everything happens in .venv, with the versions of constraints.txt.
-PYTHON ?= python3
-PIP_OPTIONS ?= --quiet
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# Shells may set ENV to something of their own: only `make bench ENV=...` counts.
-ifneq ($(origin ENV),command line)
-override ENV :=
-endif
+# Only `make bench STEPS=...` counts: the environment may hold names like these for other reasons.
+VARIABLES := ALGO ENV MODEL SEEDS STEPS DEVICE QUANTIZE ARGS RESUME RUNS SETS PYTHON PIP_OPTIONS
+$(foreach name,$(VARIABLES),$(if $(filter command%,$(origin $(name))),,$(eval override $(name) :=)))
+override PYTHON := $(or $(PYTHON),python3)
+override PIP_OPTIONS := $(or $(PIP_OPTIONS),--quiet)
+override SETS := $(or $(SETS),balance-scale breast-w pharyngitis airlines health-insurance spaceship-titanic)
 
-OPTIONS = $(if $(ALGO),--algo '$(ALGO)') $(if $(ENV),--env $(ENV)) $(if $(MODEL),--model $(MODEL)) \
-	$(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(DEVICE),--device $(DEVICE)) \
-	$(if $(QUANTIZE),--quantize $(QUANTIZE)) $(ARGS)
+# The shell gets what they hold through its environment ("$$NAME"), so that nothing in it is read as a command. Where
+# several words are meant ($$ARGS) they are separated by spaces; `set -f` leaves * and [ in them as they are.
+export $(VARIABLES)
+OPTIONS = $(if $(ALGO),--algo "$$ALGO") $(if $(ENV),--env "$$ENV") $(if $(MODEL),--model "$$MODEL") \
+	$(if $(SEEDS),--seeds "$$SEEDS") $(if $(STEPS),--steps "$$STEPS") $(if $(DEVICE),--device "$$DEVICE") \
+	$(if $(QUANTIZE),--quantize "$$QUANTIZE") $$ARGS
+TOKEN_LEVEL := poad,ntpo
+ALL_LEVELS := poad,ntpo,twosome
 
 UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"VirtualHome-{task}-v0" for task in tasks))
-
-SETS ?= balance-scale breast-w pharyngitis airlines health-insurance spaceship-titanic
 
 .DEFAULT_GOAL := help
 .PHONY: help setup bench bench-generalization bench-datascicoding paper report throughput gpu-check test lint format clean
@@ -48,31 +51,32 @@ setup: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up $(VENV); the first time this takes a few minutes."
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e ".[train,data,quantization,evaluation,render,tracking,dev]"
+	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	"$$PYTHON" -m venv $(VENV)
+	set -f; $(BIN)/python -m pip install $$PIP_OPTIONS -c constraints.txt -e ".[train,data,quantization,evaluation,render,tracking,dev]"
 	@touch $@
 
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks $(if $(RESUME),resume $(RESUME),run $(OPTIONS))
+	set -f; $(BIN)/python -m benchmarks $(if $(RESUME),resume "$$RESUME" $$ARGS,run $(OPTIONS))
 
-bench-generalization: ALGO ?= poad,ntpo,twosome
+bench-generalization: override ALGO := $(or $(ALGO),$(ALL_LEVELS))
 bench-generalization: override ENV := VirtualHome-food-preparation-v0
 bench-generalization: $(INSTALLED)
-	$(BIN)/python -m benchmarks $(if $(RESUME),resume $(RESUME),run --transfer $$($(BIN)/python -c '$(UNSEEN)') $(OPTIONS))
+	set -f; $(BIN)/python -m benchmarks $(if $(RESUME),resume "$$RESUME" $$ARGS,\
+		run --transfer $$($(BIN)/python -c '$(UNSEEN)') $(OPTIONS))
 
-bench-datascicoding: ALGO ?= poad,ntpo
+bench-datascicoding: override ALGO := $(or $(ALGO),$(TOKEN_LEVEL))
 bench-datascicoding: FOLDER := runs/DataSciCoding-$(shell date +%Y%m%d-%H%M%S)
 bench-datascicoding: $(INSTALLED)
-	set -e; for name in $(SETS); do \
-		$(BIN)/python -m benchmarks run --env DataSciCoding-$$name-v0 --runs-dir $(FOLDER) $(OPTIONS); done
+	set -ef; for name in $$SETS; do \
+		$(BIN)/python -m benchmarks run --env "DataSciCoding-$$name-v0" --runs-dir $(FOLDER) $(OPTIONS); done
 	$(BIN)/python -m benchmarks programs $(FOLDER)/*/ --output $(FOLDER)
 
 paper: $(INSTALLED)
-	$(BIN)/python -m benchmarks paper $(ARGS)
+	set -f; $(BIN)/python -m benchmarks paper $$ARGS
 
 report: $(INSTALLED)
-	$(BIN)/python -m benchmarks report $(RUNS) $(ARGS)
+	$(BIN)/python -m benchmarks report $$RUNS $$ARGS
 
 throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.worlds
@@ -91,7 +95,7 @@ gpu-check:
 endif
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	set -f; $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $$ARGS
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

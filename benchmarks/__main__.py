@@ -18,6 +18,7 @@ from benchmarks.config import BenchmarkConfig
 from benchmarks.paper import PaperConfig, run_paper
 from benchmarks.report import write_report
 from benchmarks.run import CellFailed, language_ability, resume, run, study_credit, tabulate_programs
+from benchmarks.stored import one_line
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class ResumeConfig:
 
     folder: tyro.conf.Positional[Path]
     """The run's folder."""
+    allow_import: tuple[str, ...] = ()
+    """Modules of agents and worlds that may be imported because the run names them; their code runs."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class ProgramsConfig:
     """The runs' folders, one for each data set."""
     output: Path = Path("runs")
     """Where programs.md and programs.json are written."""
+    allow_import: tuple[str, ...] = ()
+    """Modules of agents and worlds that may be imported because a run names them; their code runs."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class CreditConfig:
     """The folder of a finished run in VirtualHome-food-preparation-v0, whose critics are asked too."""
     output: Path = Path("runs")
     """Where credit.md, credit.json and credit.png are written."""
+    allow_import: tuple[str, ...] = ()
+    """Modules of agents and worlds that may be imported because the run names them; their code runs."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class LanguageAbilityConfig:
     """At most this many examples of each task."""
     output: Path = Path("runs")
     """Where language-ability.md and language-ability.json are written."""
+    allow_import: tuple[str, ...] = ()
+    """Modules of agents and worlds that may be imported because the run names them; their code runs."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,8 @@ class ReportConfig:
     tables: Path | None = None
     """Where texts, tables, pictures and a line of each run are kept too (default: a folder beside the page, of its
     name without the suffix)."""
+    allow_import: tuple[str, ...] = ()
+    """Modules of agents and worlds that may be imported because a run names them; their code runs."""
 
 
 def main() -> None:
@@ -95,23 +106,23 @@ def main() -> None:
     )
     try:
         if isinstance(config, ResumeConfig):
-            resume(config.folder)
+            resume(config.folder, config.allow_import)
         elif isinstance(config, PaperConfig):
             if (folder := run_paper(config)) is not None:
                 _report(ReportConfig((folder,)))
         elif isinstance(config, ReportConfig):
             _report(config)
         elif isinstance(config, ProgramsConfig):
-            tabulate_programs(config.folders, config.output)
+            tabulate_programs(config.folders, config.output, config.allow_import)
         elif isinstance(config, LanguageAbilityConfig):
-            language_ability(config.run, config.tasks, config.include, config.limit, config.output)
+            language_ability(config.run, config.tasks, config.include, config.limit, config.output, config.allow_import)
         elif isinstance(config, CreditConfig):
-            study_credit(config.run, config.output)
+            study_credit(config.run, config.output, config.allow_import)
         else:
             run(config)
     except (ValueError, OSError, ImportError, CellFailed) as error:
         # What a user can mend: an unknown name, a value out of range, a file that is not there or cannot be written.
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(str(error))}")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -120,7 +131,7 @@ def _report(config: ReportConfig) -> None:
     page = config.output or Path(*config.folders[:1], "report.html")
     page = page.with_suffix(page.suffix or ".html")
     tables = config.tables or page.with_suffix("")
-    write_report(config.folders, page, tables)
+    write_report(config.folders, page, tables, config.allow_import)
     print(f"page: {page}\ntexts, tables and pictures: {tables}")
 
 

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -21,13 +22,16 @@ from transformers.utils.logging import disable_progress_bar
 
 import lang_envs
 import trainers
-from benchmarks.config import BenchmarkConfig, parse_variant, variant_folder
+from benchmarks.config import BenchmarkConfig, made_world, parse_variant, variant_folder
+from benchmarks.stored import one_line, require_numbers
 from benchmarks.versions import VERSIONS_FILE, versions
-from lang_envs.files import at_home, read_object, write_atomically
-from trainers.agents import agent_class
+from lang_envs import WORLDS
+from lang_envs.files import at_home, is_number, read_object, read_text, refuse_irregular, write_atomically
+from lang_envs.registration import TEMPLATES
+from trainers.agents import AGENTS, agent_class
 from trainers.agents.common import PPOAgent
 from trainers.agents.settings import resolve
-from trainers.checkpoint import newest
+from trainers.checkpoint import DamagedRunError, is_checkpoint_link, newest
 from trainers.language_model import EMBEDDED, EMBEDDED_FOLDER
 from trainers.loop import CHECKPOINTS_FOLDER
 
@@ -39,6 +43,7 @@ STAGES: dict[str, Callable[[Cell, Any], Any]] = {
     "trained": lambda cell, envs: cell.load_agent(envs),
 }
 """When an agent plays worlds that it was not trained in."""
+_WAYS = ("sampled", "greedy")
 _PART = 1 << 16
 _TRANSFER_ENVS = 20  # few episodes in each: what is asked of the model is much the same in all
 
@@ -51,6 +56,8 @@ class Cell:
     folder: Path
     algo: str
     seed: int
+    imports: tuple[str, ...] | None = None
+    """As in :class:`Benchmark`."""
 
     @property
     def path(self) -> Path:
@@ -64,7 +71,12 @@ class Cell:
     def result(self) -> dict[str, Any] | None:
         """What the trained agent came to; None while it is not trained."""
         file = self.path / RESULT_FILE
-        return read_object(file, "sampled", "greedy") if file.exists() else None
+        if not file.exists():
+            return None
+        found = read_object(file, *_WAYS)
+        for way in _WAYS:
+            require_numbers(found[way], ("return", "success", "episodes"), f"{file}: {way}")
+        return found
 
     @property
     def finished(self) -> bool:
@@ -74,7 +86,13 @@ class Cell:
     def played(self, stage: str) -> dict[str, Any]:
         """By world, what the agent did in those it was not trained in, ``untrained`` or ``trained``."""
         file = self.transfer_file(stage)
-        return read_object(file) if file.exists() else {}
+        found = read_object(file) if file.exists() else {}
+        for env, ways in found.items():
+            for way, measure in ((way, measure) for way in _WAYS for measure in ("return", "success")):
+                values = ways[way].get(measure) if isinstance(ways, dict) and isinstance(ways.get(way), dict) else None
+                if not isinstance(values, list) or not values or not all(map(_is_outcome, values)):
+                    raise ValueError(f"{file} is damaged: {env!r:.80} has no list of numbers {way} {measure}")
+        return found
 
     def unplayed(self, stage: str) -> list[str]:
         if stage == "untrained" and self.algo != self.config.algos[0]:
@@ -89,7 +107,7 @@ class Cell:
     def plan(self) -> dict[str, Any]:
         """Whatever decides how this run goes, wherever its folder is."""
         config, usual = self.config, self.config.usual
-        kind = agent_class(parse_variant(self.algo)[0])
+        kind = self.kind
         options = config.agent_options(self.algo, self.seed)
         model = options.pop("model", EMBEDDED)
         if (settings_type := getattr(kind, "settings_type", None)) is not None:
@@ -106,6 +124,12 @@ class Cell:
         }
         return json.loads(json.dumps(plan, default=str))
 
+    @property
+    def kind(self) -> type[Any] | None:
+        """The agent's class; None where its module must not be imported."""
+        name, _ = parse_variant(self.algo)
+        return agent_class(name) if name in AGENTS or may_import(name, self.imports) else None
+
     def check(self) -> None:
         """Refuse to go on with, or to count, a run that was begun with another plan.
 
@@ -119,18 +143,34 @@ class Cell:
             if (self.path / CHECKPOINTS_FOLDER).exists():
                 raise ValueError(f"{self.path} does not say how it was begun (no {PLAN_FILE}): delete it")
             return
-        refuse_another(self.path, read_object(file), self.plan)
+        begun, asked = read_object(file), self.plan
+        if self.kind is None:  # what was not given to the agent, only its class knows
+            begun = {key: value for key, value in begun.items() if key in asked}
+        refuse_another(self.path, begun, asked)
 
     def add_versions(self) -> None:
         """Note what this run is made with, from now on."""
         file, own = self.path / VERSIONS_FILE, "\n".join(versions())
-        before = file.read_text().strip() if file.exists() else ""
+        before = read_text(file).strip() if file.exists() else ""
         if not before.endswith(own):
             write_atomically(file, f"{before}\n\nthen:\n{own}\n" if before else f"{own}\n")
 
     def make_agent(self, envs: Any) -> Any:
         """The agent as it starts."""
         return trainers.make(parse_variant(self.algo)[0], envs, **self.config.agent_options(self.algo, self.seed))
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last one.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        if (found := newest(self.path / CHECKPOINTS_FOLDER)) is None:
+            raise ValueError(f"{self.path} holds no checkpoint: delete it and run it again")
+        return found
 
     def load_agent(self, envs: Any) -> Any:
         """The agent as it was left.
@@ -140,13 +180,12 @@ class Cell:
         ValueError
             If its last checkpoint is damaged.
         """
-        agent, checkpoint = self.make_agent(envs), newest(self.path / CHECKPOINTS_FOLDER)
-        if checkpoint is None:
-            raise ValueError(f"{self.path} holds no checkpoint: delete it and run it again")
+        checkpoint = self.checkpoint
         try:
+            agent = self.make_agent(envs)
             agent.load(checkpoint)
         except Exception as error:  # a third party's agent may say it in its own way
-            raise ValueError(f"{checkpoint} cannot be loaded: {error}") from error
+            raise DamagedRunError(f"{checkpoint} cannot be loaded: {error}") from error
         return agent
 
 
@@ -156,22 +195,26 @@ class Benchmark:
 
     config: BenchmarkConfig
     folder: Path
+    imports: tuple[str, ...] | None = None
+    """Modules that may be imported because the configuration names them; None for any, where the user gave the
+    configuration and did not read it from a folder."""
 
     @classmethod
-    def load(cls, folder: Path) -> Benchmark:
-        """What a benchmark's folder says of it.
+    def load(cls, folder: Path, imports: tuple[str, ...] = ()) -> Benchmark:
+        """What a benchmark's folder says of it. Of what it names, nothing is imported but ``imports``.
 
         Raises
         ------
         ValueError
-            If the folder is not that of a benchmark.
+            If the folder is not that of a benchmark, or holds links or other things that are no regular files.
         """
         if not (folder / CONFIG_FILE).is_file():
             raise ValueError(f"{folder} is no benchmark's folder: it has no {CONFIG_FILE}")
-        return cls(BenchmarkConfig.load(folder / CONFIG_FILE), folder)
+        refuse_irregular(folder, is_checkpoint_link)
+        return cls(BenchmarkConfig.load(folder / CONFIG_FILE), folder, imports)
 
     @classmethod
-    def finished(cls, folder: Path) -> Benchmark:
+    def finished(cls, folder: Path, imports: tuple[str, ...] = ()) -> Benchmark:
         """The same of one that is done.
 
         Raises
@@ -179,7 +222,7 @@ class Benchmark:
         ValueError
             If it is not, or a run of it was begun with another plan.
         """
-        benchmark = cls.load(folder)
+        benchmark = cls.load(folder, imports)
         for cell in benchmark.cells:
             cell.check()
         if unfinished := [cell.path for cell in benchmark.cells if not cell.finished]:
@@ -201,8 +244,39 @@ class Benchmark:
     @property
     def learners(self) -> list[str]:
         """Those of its agents that are language models with a critic, as the suite's own are."""
-        classes = {algo: agent_class(parse_variant(algo)[0]) for algo in self.config.algos}
+        classes = {algo: self.of(algo)[0].kind for algo in self.config.algos}
         return [algo for algo, kind in classes.items() if isinstance(kind, type) and issubclass(kind, PPOAgent)]
+
+    def world(self, env: str, options: dict[str, Any]) -> gym.Env | None:
+        """A world to be asked what it is; None where its module must not be imported, or where it starts a sandbox.
+
+        Raises
+        ------
+        ValueError
+            If there is no such world.
+        """
+        known = WORLDS.get(env) or TEMPLATES.get(env)
+        if not (known.finite if known else may_import(env, self.imports)):
+            return None
+        try:
+            return made_world(env, options)
+        except ValueError as error:
+            raise ValueError(f"{self.folder / CONFIG_FILE}: {error}") from error
+
+    def check_imports(self) -> None:
+        """Refuse a configuration from a folder that names modules which the user did not name.
+
+        Raises
+        ------
+        ValueError
+            Naming them, and the option that allows it.
+        """
+        if refused := [name for name in self.config.modules if not may_import(name, self.imports)]:
+            module = self.config.modules[refused[0]]
+            raise ValueError(
+                f"{self.folder / CONFIG_FILE} names {refused[0]!r}, and to import {module!r} runs its code; if you "
+                f"trust it: --allow-import {module}"
+            )
 
     def check_seeds(self) -> None:
         """Refuse what no interval can be had of.
@@ -225,12 +299,27 @@ class Benchmark:
         """
         self.check_seeds()
         if not self.learners:
-            raise ValueError(f"no agent of {self.folder} has a model and a critic: {', '.join(self.config.algos)}")
+            hidden = [name for name in self.config.modules if not may_import(name, self.imports)]
+            raise ValueError(
+                f"no agent of {self.folder} has a model and a critic: {', '.join(self.config.algos)}"
+                + f" ({', '.join(hidden)} not imported: --allow-import)" * bool(hidden)
+            )
 
     def of(self, algo: str) -> list[Cell]:
         """The runs of one agent, by seed."""
         seeds = range(self.config.first_seed, self.config.first_seed + self.config.seeds)
-        return [Cell(self.config, self.folder, algo, seed) for seed in seeds]
+        return [Cell(self.config, self.folder, algo, seed, self.imports) for seed in seeds]
+
+
+def may_import(name: str, imports: tuple[str, ...] | None) -> bool:
+    """Whether what ``name`` says, ``"package.module:Class"``, may be imported: where all may (None), or where its
+    module or a package around it is among ``imports``."""
+    module, named, _ = name.partition(":")
+    return imports is None or not named or any(module == own or module.startswith(f"{own}.") for own in imports)
+
+
+def _is_outcome(value: Any) -> bool:
+    return is_number(value) or isinstance(value, bool)
 
 
 def refuse_another(folder: Path, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -286,12 +375,15 @@ def run_cell(cell: Cell, threads: int) -> None:
     disable_progress_bar()  # of loading: it would be drawn into the display of all runs
     threading.Thread(target=_die_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     config = cell.config
-    with closing(make_envs(config)) as envs:
-        if cell.result is None:
-            _train(cell, envs)
-        for stage, agent_of in STAGES.items():
-            if cell.unplayed(stage):
-                _play_elsewhere(agent_of(cell, envs), cell, stage)
+    try:
+        with closing(make_envs(config)) as envs:
+            if cell.result is None:
+                _train(cell, envs)
+            for stage, agent_of in STAGES.items():
+                if cell.unplayed(stage):
+                    _play_elsewhere(agent_of(cell, envs), cell, stage)
+    except DamagedRunError as error:
+        sys.exit(f"error: {one_line(str(error))}")
 
 
 def _train(cell: Cell, envs: gym.vector.VectorEnv) -> None:

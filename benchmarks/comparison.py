@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 from matplotlib import pyplot as plt
 from rich.console import Console
@@ -30,6 +29,7 @@ from benchmarks.statistics import (
 from benchmarks.tables import Known, Table
 from trainers.agents.random import RandomAgent
 
+_MOST_EPISODES = 10_000
 _FEW = 4
 """Agents whose single runs can be told apart in one picture."""
 _LEARNT = ("kl", "skipped")
@@ -59,22 +59,25 @@ class Runs:
 
 @lru_cache(maxsize=64)
 def optimum_of(benchmark: Benchmark) -> float | None:
-    """The best return in its world, where that is known."""
+    """The best return in its world, where that is known and the world may be made to be asked."""
+    config = benchmark.config
     if wrote_programs(benchmark):  # and their data may be elsewhere
         return None
-    world = gym.make(benchmark.config.env, **benchmark.config.env_options).unwrapped
-    return getattr(world, "optimal_return", None)
+    world = benchmark.world(config.env, config.world_options)
+    return getattr(world and world.unwrapped, "optimal_return", None)
 
 
 @lru_cache(maxsize=64)
 def random_returns(benchmark: Benchmark) -> np.ndarray | None:
     """Discounted returns of a random policy in its world, one for each episode; float64 array (episodes,)."""
+    config = benchmark.config
     if wrote_programs(benchmark):  # to say anything at random is no program
         return None
-    config = benchmark.config
-    agent = RandomAgent(gym.make(config.env, **config.env_options))
+    if (world := benchmark.world(config.env, config.world_options)) is None:
+        return None
+    agent, episodes = RandomAgent(world), min(config.eval_episodes, _MOST_EPISODES)
     try:
-        return trainers.evaluate(agent, config.env, max(2, config.eval_episodes), **config.env_options).returns
+        return trainers.evaluate(agent, config.env, max(2, episodes), **config.world_options).returns
     except NotImplementedError:  # a world of open text that does not say what a random policy says
         return None
 

@@ -14,7 +14,8 @@ import docstring_parser
 import gymnasium as gym
 import tyro
 
-from benchmarks.presets import Usual, preset_settings, usual
+from benchmarks.presets import WIDE, Usual, preset_settings, usual
+from benchmarks.stored import typed
 from lang_envs import WORLDS, load_tokenizer
 from lang_envs.files import read_json, write_atomically
 from lang_envs.registration import TEMPLATES, named_value
@@ -22,6 +23,19 @@ from trainers.agents import AGENTS, agent_class
 from trainers.agents.settings import Settings, TokenLevelSettings, resolve
 from trainers.language_model import resolve_device
 from trainers.rollout import token_space
+
+_MOST = {
+    "seeds": 10_000,
+    "steps": 10**12,
+    "num_envs": 65_536,
+    "rollout_steps": 10**9,
+    "eval_episodes": 10**6,
+    "checkpoint_every": 10**9,
+    "workers": 4_096,
+}
+"""The largest numbers that are taken for meant."""
+_ENTRY_POINT = "entry_point"
+"""With this argument of ``make_world``, an option would name a module to import."""
 
 
 def _overrides_type() -> type[Any]:
@@ -84,8 +98,9 @@ class BenchmarkConfig:
     """Ids of further worlds, which every agent plays before and after its training, learning nothing in them."""
     checkpoint_every: int = 10
     """Updates between two checkpoints."""
-    preset: Literal["default", "paper"] = "default"
-    """Hyper-parameters: the suite's own, or the paper's for 7B models."""
+    preset: Literal["default", "paper", "paper-wide"] = "default"
+    """Hyper-parameters: the suite's own, the paper's for 7B models, or, for DataSciCoding, the paper's with rollouts of
+    128 environments × 1 step, whose texts are generated in one batch."""
     device: str | None = None
     """auto (the default: a GPU where there is one), cpu, cuda, cuda:N."""
     workers: int | None = None
@@ -106,9 +121,21 @@ class BenchmarkConfig:
         if not self.embedded:
             load_tokenizer(self.model)
         resolve_device(self.device or "auto")
-        _check_world(self.env, self.env_options)
+        for algo in self.algos:
+            self._check_agent(algo, agent_class(parse_variant(algo)[0]))
+        self.check_values()
+        made_world(self.env, self.env_options)
         for env in self.transfer:
-            _check_world(env, self.tokenizer_options)
+            made_world(env, self.tokenizer_options)
+
+    def check_values(self) -> None:
+        """Refuse values that make no sense, without making or importing anything that they name.
+
+        Raises
+        ------
+        ValueError
+            Naming the option and its value.
+        """
         if self.first_seed < 0:
             raise ValueError(f"first_seed={self.first_seed} must not be negative")
         if not self.algos:
@@ -118,15 +145,20 @@ class BenchmarkConfig:
             raise ValueError(f"algo={self.algo!r} names {', '.join(sorted(twice))} more than once")
         for algo in self.algos:
             name, _ = parse_variant(algo)
-            agent_class(name)
-            if settings := getattr(agent_class(name), "settings_type", None):
-                options = self.agent_options(algo, self.first_seed)
-                resolve(settings, options.pop("model", "embedded"), options)
-            elif name in AGENTS and (given := self.agent_options(algo, 0).keys() - {"seed"}):
-                raise ValueError(f"the agent {name!r} has no {', '.join(sorted(given))}")
-        for name in ("seeds", "steps", "num_envs", "rollout_steps", "eval_episodes", "checkpoint_every", "workers"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+            if name in AGENTS:
+                self._check_agent(algo, agent_class(name))
+        for name, most in _MOST.items():
+            if (value := getattr(self, name)) is not None and not 1 <= value <= most:
+                raise ValueError(f"{name}={value} must be at least 1" + f" and at most {most:,}" * (value > most))
+        _ = self.world_options
+
+    def _check_agent(self, algo: str, kind: type[Any]) -> None:
+        name, _ = parse_variant(algo)
+        if settings := getattr(kind, "settings_type", None):
+            options = self.agent_options(algo, self.first_seed)
+            resolve(settings, options.pop("model", "embedded"), options)
+        elif name in AGENTS and (given := self.agent_options(algo, 0).keys() - {"seed"}):
+            raise ValueError(f"the agent {name!r} has no {', '.join(sorted(given))}")
 
     @property
     def embedded(self) -> bool:
@@ -136,7 +168,9 @@ class BenchmarkConfig:
     @property
     def usual(self) -> Usual:
         """How long and over how many environments: as given, or as the world takes with the embedded model."""
-        suited = usual(self.env) if self.preset == "default" and self.embedded else Usual()
+        suited = WIDE if self.preset == "paper-wide" else Usual()
+        if self.preset == "default" and self.embedded:
+            suited = usual(self.env)
         given = {name: getattr(self, name) for name in ("steps", "num_envs", "rollout_steps")}
         found = suited._replace(**{name: value for name, value in given.items() if value is not None})
         rollout = found.num_envs * found.rollout_steps
@@ -169,26 +203,42 @@ class BenchmarkConfig:
 
     @property
     def world_options(self) -> dict[str, Any]:
-        """The same without the tokenizer."""
-        return dict(map(named_value, self.env_set))
+        """The same without the tokenizer.
+
+        Raises
+        ------
+        ValueError
+            If an option is not one of the world, but of how its class is found.
+        """
+        options = dict(map(named_value, self.env_set))
+        if _ENTRY_POINT in options:
+            raise ValueError(f"{_ENTRY_POINT}={options[_ENTRY_POINT]!r} is no argument of a world")
+        return options
+
+    @property
+    def modules(self) -> dict[str, str]:
+        """Modules that are imported to make agents and worlds, by the names that ask for them."""
+        names = [*(parse_variant(algo)[0] for algo in self.algos), self.env, *self.transfer]
+        return {name: name.partition(":")[0] for name in names if ":" in name}
 
     def save(self, path: Path) -> None:
         write_atomically(path, json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> BenchmarkConfig:
-        saved = read_json(path)
-        try:
-            return cls._from_saved(saved)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no configuration of this version: {error!r}") from error
+        """A configuration from a run's folder, of which nothing is made or imported.
 
-    @classmethod
-    def _from_saved(cls, saved: dict[str, Any]) -> BenchmarkConfig:
-        lists = {name: tuple(value) for name, value in saved["agent"].items() if isinstance(value, list)}
-        saved |= {name: tuple(saved.get(name, ())) for name in ("transfer", "env_set")}
-        saved |= {"runs_dir": Path(saved["runs_dir"])}
-        return cls(**saved | {"agent": AgentOverrides(**saved["agent"] | lists)})
+        Raises
+        ------
+        ValueError
+            If it is damaged, or of another version; names the file.
+        """
+        config = typed(cls, read_json(path), str(path), optional=("transfer", "env_set"))
+        try:
+            config.check_values()
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        return config
 
 
 def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:
@@ -233,12 +283,19 @@ def variant_folder(algo: str) -> str:
     return re.sub(r"[^\w.=,-]+", ".", algo).strip(".")
 
 
-def _check_world(env: str, options: dict[str, Any]) -> None:
-    """Make a world, so that what is wrong with it is said before anything runs."""
+def made_world(env: str, options: dict[str, Any]) -> gym.Env:
+    """A world that was made and closed again, to be asked what it is and to hear what is wrong with it.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be made, or has no token space.
+    """
     try:
         made = gym.make(env, **options)
         made.close()
         token_space(made.action_space)
+        return made
     except ImportError as error:
         module = env.partition(":")[0]
         raise ValueError(

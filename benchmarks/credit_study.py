@@ -66,7 +66,7 @@ def exact_credit(agent: PPOAgent, situations: Sequence[Situation]) -> dict[str, 
 def learnt_credit(agent: PPOAgent, situations: Sequence[Situation]) -> Credit:
     """Advantages as an agent gives them, from its critic."""
     questions = [ask(agent, situation) for situation in situations]
-    values = [assessment.values for assessment in agent.policy.assess(questions)]
+    values = agent.policy.values(questions)
     gamma_token = agent.gamma_token if isinstance(agent, TokenLevelAgent) else None
     return _credit(situations, [tree for _, tree in questions], values, agent.gamma, gamma_token)
 
@@ -158,6 +158,7 @@ def _of_critics(run: Benchmark, situations: Sequence[Situation]) -> dict[str, di
         raise ValueError(f"the study is of {FOOD}, and {run.folder} holds runs in {config.env}")
     if not config.embedded:
         raise ValueError(f"the study's tokens are the embedded model's, and {run.folder} has {config.model}")
+    run.check_imports()
     run.check_learners()
     envs = make_envs(config)
     columns: dict[str, dict[str, Any]] = {}

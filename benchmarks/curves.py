@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.cell import Cell
 from benchmarks.statistics import interval_of_means
-from lang_envs.files import parse_json
+from benchmarks.stored import require_numbers
+from lang_envs.files import MIB, parse_json, read_bytes
 from trainers.loop import METRICS_FILE, RECENT_EPISODES
 
 matplotlib.use("Agg")
@@ -19,6 +20,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 NEAR_OPTIMUM = 0.9
+_MAX_METRICS = 1024 * MIB
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which colour-blind readers can tell apart."""
 
@@ -32,12 +34,14 @@ def read_metrics(cell: Cell) -> list[dict[str, Any]]:
         If that is damaged, lacks lines, or ends before the run did.
     """
     file = cell.path / METRICS_FILE
-    lines = file.read_bytes().splitlines() if file.exists() else []
+    lines = read_bytes(file, _MAX_METRICS).splitlines() if file.exists() else []
     found = [parse_json(line, f"line {number} of {file}") for number, line in enumerate(lines, 1)]
     again = f"delete {cell.path} and run it again"
     for number, line in enumerate(found, 1):
         if not isinstance(line, dict) or line.get("iteration") != number or not {"step", "timing"} <= line.keys():
             raise ValueError(f"line {number} of {file} is not that of iteration {number}: {again}")
+        require_numbers(line, tuple(line.keys() - {"timing", "sandbox"}), f"line {number} of {file}")
+        require_numbers(line["timing"], ("rollout_seconds", "learn_seconds"), f"line {number} of {file}: timing")
     steps, last = cell.config.usual.steps, found[-1]["step"] if found else 0
     if last < steps:
         raise ValueError(f"{file} ends at step {last:,} of {steps:,}: {again}")

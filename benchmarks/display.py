@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,6 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from benchmarks.cell import PLAN_FILE, Cell
+from benchmarks.stored import require_numbers
+from lang_envs.files import parse_json
 from trainers.loop import METRICS_FILE
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -135,6 +136,9 @@ def _last_metrics(path: Path) -> dict[str, Any] | None:
             if len(lines) > 2 or read >= size:
                 break
     try:
-        return json.loads(lines[-2])
-    except (IndexError, ValueError):  # no line yet, or one that is damaged, which whoever goes on from it will say
+        found = parse_json(lines[-2], str(path))
+        require_numbers(found, ("step", *(found.keys() - {"timing", "sandbox"})), str(path))
+        require_numbers(found["timing"], ("steps_per_second",), str(path))
+    except (AttributeError, IndexError, KeyError, ValueError):  # none yet, or damaged, as who goes on from it will say
         return None
+    return found

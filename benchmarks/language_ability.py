@@ -8,7 +8,9 @@ any other model, tasks of the lm-evaluation-harness on the base model and on it 
 from __future__ import annotations
 
 import json
+import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,21 +18,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import LoraConfig
 from rich.progress import track
+from safetensors.torch import save_file
 
 from benchmarks.cell import Benchmark, Cell, make_envs
 from benchmarks.statistics import Interval, mean
+from benchmarks.stored import require_numbers
 from benchmarks.tables import Known, Table
 from lang_envs import WORLDS
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import prompt
-from lang_envs.files import read_json, write_atomically
+from lang_envs.files import is_number, read_json, read_object, write_atomically
+from trainers.agent_state import load_tensors
 from trainers.agents.common import ADAPTER_FOLDER, PPOAgent
-from trainers.checkpoint import LAST
 from trainers.embedded_lm.pretrain import losses, question, random_play, random_shape, sizes
 from trainers.language_model import EMBEDDED_FOLDER
-from trainers.loop import CHECKPOINTS_FOLDER
 from trainers.prefix_tree import Question, split
 
 Scores = dict[tuple[str, str], float]
@@ -38,6 +42,8 @@ _SEED = 1_000_000  # of no pre-training and no run
 _DECISIONS, _PROGRAMS = 1_000, 64
 _TOKENS_PER_FORWARD = 3072
 _FILE = "perplexity.json"
+_KINDS, _PARTS, _TWO = ("Overcooked", "VirtualHome", "DataSciCoding"), ("seen", "said"), [True, True]
+_MODULE = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
 def texts_of_worlds(tokenizer: Any) -> dict[str, tuple[list[Question], np.ndarray]]:
@@ -70,7 +76,7 @@ def perplexities(agent: PPOAgent, texts: dict[str, tuple[list[Question], np.ndar
         nats = np.zeros((2, len(questions)))
         for rows in split(questions, _TOKENS_PER_FORWARD):
             nats[:, rows] = torch.stack(losses(model, [questions[i] for i in rows], pad_id)).double().cpu().numpy()
-        for part, own, tokens in zip(("seen", "said"), nats, sizes(questions), strict=True):
+        for part, own, tokens in zip(_PARTS, nats, sizes(questions), strict=True):
             found[kind, part] = float(np.exp(counts @ own / (counts @ tokens)))
     return found
 
@@ -134,10 +140,47 @@ def _measure(cells: dict[str, list[Cell]]) -> dict[str, list[tuple[Scores, Score
             after = perplexities(agent, texts)
             kept = [[*key, before[key], after[key]] for key in before]
             write_atomically(file, json.dumps(kept) + "\n")
-        saved = read_json(file)
-        before = {(kind, part): value for kind, part, value, _ in saved}
-        found[algo].append((before, {(kind, part): value for kind, part, _, value in saved}))
+        before, after = _kept(file)
+        found[algo].append((before, after))
     return found
+
+
+def _kept(file: Path) -> tuple[Scores, Scores]:
+    """What was measured, checked: numbers by kind of text and part of it."""
+    before, after = Scores(), Scores()
+    rows = read_json(file)
+    for row in rows if isinstance(rows, list) else [rows]:
+        if not isinstance(row, list) or list(map(type, row[:2])) != [str, str] or list(map(is_number, row[2:])) != _TWO:
+            raise ValueError(f"{file} is damaged: {row!r:.80} is no text, part, and two numbers; delete it")
+        before[row[0], row[1]], after[row[0], row[1]] = row[2:]
+    if before.keys() != {(kind, part) for kind in _KINDS for part in _PARTS}:
+        raise ValueError(f"{file} is damaged: it lacks texts, or has too many; delete it")
+    return before, after
+
+
+def _copy_adapter(saved: Path, folder: Path) -> str:
+    """An adapter's weights beside a configuration made anew from its shape, for PEFT imports what some options name.
+
+    Raises
+    ------
+    ValueError
+        If it is no LoRA adapter, or not such as agents save it.
+    """
+    file = saved / "adapter_config.json"
+    found = read_object(file, "peft_type", "r", "lora_alpha", "target_modules")
+    targets = found["target_modules"]
+    targets = targets if isinstance(targets, list) else [targets]
+    if found["peft_type"] != "LORA" or not all(isinstance(name, str) and _MODULE.fullmatch(name) for name in targets):
+        raise ValueError(f"{file} is no LoRA adapter of layers by name")
+    require_numbers(found, ("r", "lora_alpha"), str(file))
+    LoraConfig(
+        r=found["r"],
+        lora_alpha=found["lora_alpha"],
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
+    ).save_pretrained(str(folder))
+    save_file(load_tensors(saved / "adapter_model.safetensors"), folder / "adapter_model.safetensors")
+    return str(folder)
 
 
 def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, limit: int | None) -> Table:
@@ -173,11 +216,12 @@ def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, li
 
     def score(adapter: Path | None) -> Scores:
         options = {"pretrained": base, "dtype": "float32" if config.embedded else "auto"}
-        options |= {} if adapter is None else {"peft": str(adapter)}
-        found = simple_evaluate(
-            model="hf", model_args=options, tasks=list(tasks), task_manager=manager, limit=limit,
-            device=config.device or ("cuda" if torch.cuda.is_available() else "cpu"), batch_size=8,
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as copy:
+            options |= {} if adapter is None else {"peft": _copy_adapter(adapter, Path(copy))}
+            found = simple_evaluate(
+                model="hf", model_args=options, tasks=list(tasks), task_manager=manager, limit=limit,
+                device=config.device or ("cuda" if torch.cuda.is_available() else "cpu"), batch_size=8,
+            )  # fmt: skip
         return {
             (task, name.removesuffix(",none")): value
             for task, measures in found["results"].items()
@@ -188,7 +232,7 @@ def harness_table(run: Benchmark, tasks: Sequence[str], include: Path | None, li
     before = score(None)
     after: dict[str, dict[tuple[str, str], Interval]] = {}
     for algo in run.learners:
-        own = [score((cell.path / CHECKPOINTS_FOLDER / LAST).resolve() / ADAPTER_FOLDER) for cell in run.of(algo)]
+        own = [score(cell.checkpoint / ADAPTER_FOLDER) for cell in run.of(algo)]
         after[algo] = {key: mean([[found[key] for found in own]]) for key in before}
     note = (
         f"lm-evaluation-harness on {config.model or 'the embedded model'}, before training and with the adapters of "

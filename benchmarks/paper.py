@@ -9,7 +9,7 @@ import json
 import math
 import shlex
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +26,14 @@ from benchmarks.experiments import EXPERIMENTS, Experiment, Panel
 from benchmarks.footprint import footprint
 from benchmarks.presets import usual
 from benchmarks.run import run_cells
+from benchmarks.stored import typed
 from lang_envs.files import read_object, write_atomically
 from trainers.agents import agent_class
 from trainers.agents.settings import EMBEDDED_SETTINGS, Settings, resolve
 from trainers.loop import alone_in
 
 PAPER_FILE = "paper.json"
+_MOST_SEEDS = 10_000
 _CODE_MODEL, _MODEL = "codellama/CodeLlama-7b-hf", "meta-llama/Llama-2-7b-hf"
 _PAPER_STEPS = {"Overcooked": 40_000, "VirtualHome": 6_000, "DataSciCoding": 10_000}  # the authors' own scripts
 _TOKENS_OF_A_QUERY = 128  # prompt and tree, rounded up: some 85 in the kitchens and in the household
@@ -111,6 +113,8 @@ class PaperConfig:
             raise ValueError("--quick is for the embedded scale; --dry-run shows what --scale 7b would run")
         if self.seeds is not None and self.seeds < 2:
             raise ValueError(f"seeds={self.seeds}: an interval needs at least 2")
+        if self.seeds is not None and self.seeds > _MOST_SEEDS:
+            raise ValueError(f"seeds={self.seeds} is more than {_MOST_SEEDS:,}")
 
     def benchmarks(self, name: str) -> list[Benchmark]:
         """The benchmarks of an experiment, one for each panel."""
@@ -219,10 +223,14 @@ def remembered(folder: Path) -> Asked:
     saved = read_object(file)
     if unknown := saved.keys() - EXPERIMENTS.keys():
         raise ValueError(f"{file} is not of this version, which has no experiment {min(unknown)!r}")
-    try:
-        configs = {name: PaperConfig(**own | {"only": (name,), "output": folder}) for name, own in saved.items()}
-    except TypeError as error:
-        raise ValueError(f"{file} is not of this version: {error}") from error
+    optional = tuple(field.name for field in fields(PaperConfig))
+    configs = {name: typed(PaperConfig, own, f"{file}: {name}", optional) for name, own in saved.items()}
+    configs = {name: replace(own, only=(name,), output=folder) for name, own in configs.items()}
+    for name, own in configs.items():
+        try:
+            own.check()
+        except ValueError as error:
+            raise ValueError(f"{file}: {name}: {error}") from None
     ordered = {name: configs[name] for name in EXPERIMENTS if name in configs}
     return Asked(ordered, {name: asked.benchmarks(name) for name, asked in ordered.items()})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-PRESETS = ("default", "paper")
+PRESETS = ("default", "paper", "paper-wide")
 
 
 class Usual(NamedTuple):
@@ -43,6 +43,11 @@ USUAL = {
     ),
 }
 """Worlds, and families of worlds, that take something else than most."""
+
+
+WIDE = Usual(num_envs=128, rollout_steps=1)
+"""Rollouts of ``paper-wide``: as many decisions as the paper's, of one step in 128 environments instead of 32 in 4. All
+texts of a rollout are generated in one batch; the return of a step is bootstrapped after it."""
 
 
 def usual(env_id: str) -> Usual:
@@ -99,6 +104,8 @@ _PAPER_RATES: dict[tuple[str, str], dict[str, Any]] = {
 def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
     """Settings that a preset gives an agent in a world; ``default`` leaves all to the agent.
 
+    ``paper-wide`` has the paper's hyper-parameters for DataSciCoding, with the rollouts of :data:`WIDE`.
+
     Raises
     ------
     ValueError
@@ -106,9 +113,11 @@ def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
     """
     if preset == "default":
         return {}
-    if preset != "paper":
+    if preset not in PRESETS:
         raise ValueError(f"preset {preset!r} is not one of {', '.join(PRESETS)}")
     family = env_id.rpartition(":")[2].partition("-")[0]
+    if preset == "paper-wide" and family != "DataSciCoding":
+        raise ValueError(f"preset 'paper-wide' is for DataSciCoding, where texts are generated; not for {env_id}")
     if (family, algo) not in _PAPER_RATES:
         pairs = ", ".join(f"{algo} on {family}" for family, algo in _PAPER_RATES)
         raise ValueError(f"the paper has no hyper-parameters for {algo} on {family}; it has those of {pairs}")

@@ -18,9 +18,11 @@ from benchmarks.curves import COLOURS, draw_seeds, read_metrics, save
 from benchmarks.presets import PAPER_PROGRAMS
 from benchmarks.statistics import Interval, beside, bootstrap_mean
 from benchmarks.tables import Known, Table
+from lang_envs.files import read_text
 from trainers.loop import BEST_PROGRAM_FILE
 
 _LAST = 0.9
+_MAX_PROGRAM = 1 << 20
 _MEASURES = {
     "reward": "mean reward",
     "works": "share of programs that work",
@@ -134,7 +136,7 @@ def _standing(cells: list[Cell]) -> dict[str, Any]:
         file = next(cell.path / BEST_PROGRAM_FILE for cell in cells if cell.seed == champion)
         if not file.exists():
             raise ValueError(f"{file} is gone, the best program of its agent")
-        standing["program"] = file.read_text()
+        standing["program"] = read_text(file, _MAX_PROGRAM)
     return standing
 
 

@@ -37,8 +37,9 @@ from benchmarks.paper import PAPER_FILE, Asked, remembered
 from benchmarks.statistics import Interval, mean, mean_difference
 from benchmarks.tables import Known, Table, is_number
 from benchmarks.versions import COMMAND, VERSIONS_FILE
-from lang_envs.files import write_atomically
+from lang_envs.files import read_text, refuse_irregular, write_atomically
 from lang_envs.tokenizer import load_tokenizer
+from trainers.checkpoint import is_checkpoint_link
 
 _LIMITS = {
     "7b": "What it cannot show: the effect of one thing alone, for the paper's settings of the agents differ in more "
@@ -124,8 +125,11 @@ def _line_of(cell: Cell) -> str:
     return json.dumps({"agent": cell.algo, **cell.plan, **(cell.result or {})})
 
 
-def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
+def write_report(folders: Sequence[Path], output: Path, tables: Path, imports: tuple[str, ...] = ()) -> Path:
     """Put finished runs, or the paper's experiments, on one page, and what stands on it into files in ``tables``.
+
+    Modules that the folders name are not imported, but for ``imports``: of a world of another module the page has no
+    optimum and no random policy.
 
     Raises
     ------
@@ -134,7 +138,7 @@ def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
     """
     if not folders:
         raise ValueError("name the folders of one or more runs")
-    sections = [section for folder in folders for section in _sections(folder)]
+    sections = [section for folder in folders for section in _sections(folder, imports)]
     names = [section.name for section in sections]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"two folders have the same name, or two the experiment: {', '.join(sorted(twice))}")
@@ -156,10 +160,11 @@ def write_report(folders: Sequence[Path], output: Path, tables: Path) -> Path:
     return output
 
 
-def _sections(folder: Path) -> list[Section]:
+def _sections(folder: Path, imports: tuple[str, ...]) -> list[Section]:
     if (folder / PAPER_FILE).is_file():
+        refuse_irregular(folder, is_checkpoint_link)
         return _of_paper(remembered(folder))
-    return _of_benchmark(Benchmark.finished(folder))
+    return _of_benchmark(Benchmark.finished(folder, imports))
 
 
 def _of_benchmark(benchmark: Benchmark) -> list[Section]:
@@ -172,7 +177,7 @@ def _of_benchmark(benchmark: Benchmark) -> list[Section]:
         found.append(_transfer(f"{name}-unseen", f"{benchmark.title}: unseen tasks", [benchmark]))
     if benchmark.config.env == FOOD and benchmark.config.embedded and benchmark.learners:
         found.append(_credit(f"{name}-credit", f"{benchmark.title}: credit inside an action", [benchmark]))
-    lines = (benchmark.folder / VERSIONS_FILE).read_text().splitlines()
+    lines = read_text(benchmark.folder / VERSIONS_FILE).splitlines()
     command = next((line.removeprefix(COMMAND) for line in lines if line.startswith(COMMAND)), "")
     firsts = [benchmark.of(algo)[0] for algo in benchmark.config.algos]
     plans = [(f"What {cell.algo} was trained with", json.dumps(cell.plan, indent=2)) for cell in firsts]
@@ -216,7 +221,7 @@ def _of_paper(asked: Asked) -> list[Section]:
 
 def _made_with(cells: Sequence[Cell]) -> str:
     """What all runs are made with, then what only some are, such as the commit of the day."""
-    texts = [(cell.path / VERSIONS_FILE).read_text().split("\n") for cell in cells]
+    texts = [read_text(cell.path / VERSIONS_FILE).split("\n") for cell in cells]
     common = [line for line in texts[0] if line and all(line in text for text in texts)]
     others = Counter("; ".join(line for line in text if line and line not in common) for text in texts)
     took = f"{len(cells)} runs: {60 * hours(cells):.0f} minutes of training, if done one after the other"

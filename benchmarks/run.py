@@ -59,18 +59,30 @@ def run(config: BenchmarkConfig) -> Path:
     return _run_benchmark(Benchmark(config, folder))
 
 
-def resume(folder: Path) -> Path:
+def resume(folder: Path, imports: tuple[str, ...] = ()) -> Path:
     """Go on with a benchmark that was stopped; finished cells are not run again.
+
+    Parameters
+    ----------
+    folder : Path
+    imports : tuple of str
+        Modules that may be imported because the folder's configuration names them.
 
     Raises
     ------
     ValueError
-        If the folder is not that of a benchmark.
+        If the folder is not that of a benchmark, or names other modules.
     """
-    return _run_benchmark(Benchmark.load(folder))
+    benchmark = Benchmark.load(folder, imports)
+    benchmark.check_imports()
+    try:
+        benchmark.config.check()
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
+    return _run_benchmark(benchmark)
 
 
-def tabulate_programs(folders: Sequence[Path], output: Path) -> None:
+def tabulate_programs(folders: Sequence[Path], output: Path, imports: tuple[str, ...] = ()) -> None:
     """One table of the programs of several finished runs.
 
     Raises
@@ -78,7 +90,7 @@ def tabulate_programs(folders: Sequence[Path], output: Path) -> None:
     ValueError
         If there is no folder, or one that is not that of a benchmark which wrote programs and is done.
     """
-    runs = [Benchmark.finished(folder) for folder in folders]
+    runs = [Benchmark.finished(folder, imports) for folder in folders]
     for run in runs:
         if not wrote_programs(run):
             raise ValueError(f"in {run.folder} no programs were written")
@@ -88,7 +100,7 @@ def tabulate_programs(folders: Sequence[Path], output: Path) -> None:
     write_programs(runs, output, Console())
 
 
-def study_credit(folder: Path | None, output: Path) -> None:
+def study_credit(folder: Path | None, output: Path, imports: tuple[str, ...] = ()) -> None:
     """The case study of credit inside an action, with the critics of a finished run where one is given.
 
     Raises
@@ -96,14 +108,21 @@ def study_credit(folder: Path | None, output: Path) -> None:
     ValueError
         If the folder is not that of a finished benchmark in the study's world.
     """
-    found, console = study(None if folder is None else Benchmark.finished(folder)), Console()
+    found, console = study(None if folder is None else Benchmark.finished(folder, imports)), Console()
     output.mkdir(parents=True, exist_ok=True)
     found.tabulate().keep(output / "credit.md")
     console.print(f"table: {output / 'credit.md'}", soft_wrap=True)
     console.print(f"figure: {draw_credit(found, output / 'credit.png')}", soft_wrap=True)
 
 
-def language_ability(folder: Path, tasks: Sequence[str], include: Path | None, limit: int | None, output: Path) -> None:
+def language_ability(
+    folder: Path,
+    tasks: Sequence[str],
+    include: Path | None,
+    limit: int | None,
+    output: Path,
+    imports: tuple[str, ...] = (),
+) -> None:
     """What training did to a model's language: perplexity, or tasks of the lm-evaluation-harness.
 
     Raises
@@ -113,7 +132,8 @@ def language_ability(folder: Path, tasks: Sequence[str], include: Path | None, l
     ValueError
         If the folder is not that of a finished benchmark of two seeds or more with language models.
     """
-    run = Benchmark.finished(folder)
+    run = Benchmark.finished(folder, imports)
+    run.check_imports()
     table = harness_table(run, tasks, include, limit) if tasks else perplexity_table(run)
     output.mkdir(parents=True, exist_ok=True)
     table.keep(output / "language-ability.md")
@@ -126,6 +146,8 @@ def _run_benchmark(benchmark: Benchmark) -> Path:
     console = Console()
     started = time.monotonic()
     go_on = f"make bench RESUME={shlex.quote(str(folder))}"
+    if modules := sorted(set(config.modules.values())):
+        go_on += f" ARGS={shlex.quote(f'--allow-import {shlex.join(modules)}')}"
     run_cells(benchmark.cells, config.env, folder, config.workers, console, go_on)
     write_comparison(benchmark, folder, console)
     if wrote_programs(benchmark):

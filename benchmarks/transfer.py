@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from matplotlib import pyplot as plt
 from rich.console import Console
@@ -88,11 +87,9 @@ def verdicts(found: Found) -> list[str]:
 
 
 def optima(benchmark: Benchmark) -> dict[str, float | None]:
-    """The best return in each world."""
-    options = benchmark.config.tokenizer_options
-    return {
-        env: getattr(gym.make(env, **options).unwrapped, "optimal_return", None) for env in benchmark.config.transfer
-    }
+    """The best return in each world, where that is known and the world may be made to be asked."""
+    worlds = {env: benchmark.world(env, {}) for env in benchmark.config.transfer}
+    return {env: getattr(world and world.unwrapped, "optimal_return", None) for env, world in worlds.items()}
 
 
 def write_transfer(benchmark: Benchmark, folder: Path, console: Console) -> None:

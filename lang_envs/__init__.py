@@ -2,6 +2,7 @@
 
 from lang_envs.core import LanguageEnv, Transition
 from lang_envs.registration import WORLDS, register_worlds
+from lang_envs.storage import storable
 from lang_envs.tokenizer import Tokenizer, load_tokenizer
 from lang_envs.tokens import TokenEnv, TokenSequence
 from lang_envs.vector import LanguageVectorEnv, make_vec
@@ -16,6 +17,7 @@ __all__ = [
     "Transition",
     "load_tokenizer",
     "make_vec",
+    "storable",
 ]
 __version__ = "0.1.0"
 

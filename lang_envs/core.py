@@ -161,7 +161,11 @@ class LanguageEnv(gym.Env[str, str]):
 
     @property
     def state(self) -> dict[str, Any]:
-        """All that changes in this environment, its random generator included; assign it to another to go on there."""
+        """All that changes in this environment, its random generator included; assign it to another to go on there.
+
+        A checkpoint can hold it where its values are plain data, NumPy arrays, and classes declared with
+        :func:`lang_envs.storable`.
+        """
         if self._state_fields is None:
             raise AttributeError(f"{type(self).__name__} names no _state_fields, so its state cannot be had")
         fields = {name: getattr(self, name) for name in (*self._state_fields, "_running")}
@@ -169,6 +173,8 @@ class LanguageEnv(gym.Env[str, str]):
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
+        if state["fields"].keys() != {*(self._state_fields or ()), "_running"}:
+            raise ValueError(f"{type(self).__name__} has no state of the fields {', '.join(map(str, state['fields']))}")
         for name, value in state["fields"].items():
             setattr(self, name, value)
         self.np_random.bit_generator.state = state["random"]

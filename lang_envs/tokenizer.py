@@ -201,7 +201,7 @@ def _load_by_name(name: str) -> Tokenizer:
             f"the tokenizer {name!r} needs transformers: pip install 'lang-envs[train]' (or use 'embedded')"
         ) from None
     try:
-        found = AutoTokenizer.from_pretrained(name)
+        found = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"there is no tokenizer {name!r}, neither a folder nor a Hugging Face name: {error}"

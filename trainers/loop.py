@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import math
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from lang_envs import make_vec
-from lang_envs.files import write_atomically
+from lang_envs.files import is_number, locked, open_regular, refuse_irregular, write_atomically
+from lang_envs.storage import UnstorableError, encode
 from trainers.agent import Agent, Episode, Player, Rollout
 from trainers.agents.common import world_attribute
-from trainers.checkpoint import LAST, load_checkpoint, newest, save_checkpoint
+from trainers.checkpoint import LAST, DamagedRunError, is_checkpoint_link, load_checkpoint, newest, save_checkpoint
 from trainers.rollout import Situation, autoreset_mode, begin, collect
 
 METRICS_FILE = "metrics.jsonl"
@@ -31,6 +32,9 @@ BEST_PROGRAM_FILE = "best_program.py"
 CHECKPOINTS_FOLDER = "checkpoints"
 RECENT_EPISODES = 20
 _TIME_LIMIT_COUNTER = "_elapsed_steps"
+_COUNTS = ("step", "iteration", "episodes", "best_score_step", "metrics_bytes")
+_SCORES = ("best", "best_score")
+"""Fields of :class:`Progress` that a checkpoint holds as they are."""
 
 logger = logging.getLogger(__name__)
 
@@ -256,31 +260,80 @@ def _checkpoint(folder: Path, agent: Agent, envs: gym.vector.VectorEnv, progress
     progress.best = max(progress.best, float(mean))
     progress.metrics_bytes = log.flush()
     progress.environments = _environment_states(envs)
-    save_checkpoint(folder / CHECKPOINTS_FOLDER, progress.step, agent.save, progress, best=best)
+    save_checkpoint(folder / CHECKPOINTS_FOLDER, progress.step, agent.save, _to_store(progress), best=best)
 
 
 def _environment_states(envs: Any) -> dict[str, list[Any]] | None:
     """What sub-environments need to go on where they stand; None where that cannot be had."""
     if autoreset_mode(envs) is not AutoresetMode.SAME_STEP:
         return None
+    # To ask for what is not there would end environments in processes of their own.
+    names = [name for name in ("state", _TIME_LIMIT_COUNTER) if all(envs.call("has_wrapper_attr", name))]
+    return {name: list(envs.get_attr(name)) for name in names} if "state" in names else None
+
+
+def _to_store(progress: Progress) -> dict[str, Any]:
+    """Progress as a checkpoint holds it: without the environments where those cannot be stored."""
+    stored = {name: getattr(progress, name) for name in (*_COUNTS, *_SCORES)}
+    stored |= {"recent": [astuple(episode) for episode in progress.recent], "environments": None}
+    if progress.environments is None:
+        return stored
+    environments = {"situation": vars(progress.situation), "states": progress.environments}
     try:
-        states = {"state": list(envs.get_attr("state"))}
-    except AttributeError:
-        return None
-    with suppress(AttributeError):  # there where the wrapper TimeLimit counts
-        states[_TIME_LIMIT_COUNTER] = list(envs.get_attr(_TIME_LIMIT_COUNTER))
-    return states
+        encode(environments, "environments")
+    except UnstorableError as error:
+        warnings.warn(f"{error}. A resumed run will begin new episodes, and so differ from this one", stacklevel=3)
+        return stored
+    return stored | {"environments": environments}
 
 
 def _resume(agent: Agent, envs: Any, folder: Path, seed: int) -> Progress:
+    try:
+        refuse_irregular(folder, is_checkpoint_link)
+    except ValueError as error:
+        raise DamagedRunError(str(error)) from None
     fresh = begin(envs, seed)
-    progress: Progress = load_checkpoint(folder / CHECKPOINTS_FOLDER, agent.load)
-    if progress.environments is not None:
-        for name, values in progress.environments.items():
-            envs.set_attr(name, values)
-    else:
+    stored = load_checkpoint(folder / CHECKPOINTS_FOLDER, agent.load)
+    try:
+        return _restore(stored, envs, fresh)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DamagedRunError(
+            f"the progress in {folder / CHECKPOINTS_FOLDER / LAST} does not fit these environments, or is damaged: "
+            f"{error!r:.300}"
+        ) from error
+
+
+def _restore(stored: dict[str, Any], envs: Any, fresh: Situation) -> Progress:
+    """Progress from a checkpoint, checked, and the environments where they stood."""
+    progress = Progress(fresh)
+    for name in _COUNTS:
+        if type(stored[name]) is not int or not 0 <= stored[name] < 1 << 53:
+            raise ValueError(f"{name} is {stored[name]!r:.80}")
+        setattr(progress, name, stored[name])
+    for name in _SCORES:
+        if not is_number(stored[name]) and stored[name] != -math.inf:
+            raise ValueError(f"{name} is {stored[name]!r:.80}")
+        setattr(progress, name, stored[name])
+    progress.recent.extend(Episode(*episode) for episode in stored["recent"])
+    if not all(map(is_number, (value for episode in progress.recent for value in astuple(episode)[:3]))):
+        raise ValueError("an episode holds what is no number")
+    if (environments := stored["environments"]) is None:
         logger.warning("the environments cannot be put back where they stood (no `state`, or NEXT_STEP): new episodes")
-        progress.situation = fresh
+        return progress
+    found = environments["situation"]
+    for name, value in vars(fresh).items():
+        alike = type(found[name]) is type(value) and len(found[name]) == envs.num_envs
+        if isinstance(value, np.ndarray):
+            alike = alike and found[name].shape == value.shape and found[name].dtype == value.dtype
+        if not alike:
+            raise ValueError(f"{name} is {found[name]!r:.80}")
+    if not all(isinstance(info, dict) for info in found["infos"]):
+        raise ValueError("an info is no dict")
+    if unknown := environments["states"].keys() - {"state", _TIME_LIMIT_COUNTER}:
+        raise ValueError(f"it holds the states {unknown}")
+    for name, values in environments["states"].items():
+        envs.set_attr(name, values)
+    progress.situation = Situation(**found)
     return progress
 
 
@@ -297,9 +350,9 @@ def _has_checkpoint(folder: Path) -> bool:
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which the system lets go when the process ends, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(folder / ".lock"))
         except BlockingIOError:
             raise BlockingIOError(f"another process is at work in {folder}") from None
         yield
@@ -315,15 +368,16 @@ class _Log:
             return
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / METRICS_FILE
-        path.touch()
-        if (size := path.stat().st_size) < progress.metrics_bytes:
-            raise ValueError(
+        file = open_regular(path, "r+b")
+        if (size := file.seek(0, os.SEEK_END)) < progress.metrics_bytes:
+            file.close()
+            raise DamagedRunError(
                 f"{path} has lost lines: it has {size:,} bytes, and had {progress.metrics_bytes:,} at the last "
                 f"checkpoint; delete {folder} and begin anew"
             )
-        with path.open("r+b") as file:  # lines after the last checkpoint are made again
-            file.truncate(progress.metrics_bytes)
-        self._file = path.open("a", encoding="utf-8")
+        file.truncate(progress.metrics_bytes)  # lines after the last checkpoint are made again
+        file.seek(progress.metrics_bytes)
+        self._file = file
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -333,7 +387,7 @@ class _Log:
 
     def write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(json.dumps(line).encode() + b"\n")
             self._file.flush()
         if self._board is not None:
             for name, value in {**line, **line["timing"]}.items():

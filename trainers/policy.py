@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainers.language_model import LanguageModel
-from trainers.prefix_tree import PackedBatch, Question, Tokens, pack, split
+from trainers.prefix_tree import PackedBatch, Question, Tokens
 
 BEHAVIOURS = ("trie", "candidates", "free")
 NORMALISATIONS = ("token", "word", "none")
@@ -41,15 +41,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class Assessment:
-    """What a rollout keeps of one question: scores as arrays (K, L) and (K,), the critic's view of each node.
-
-    ``features`` is a float32 tensor (M, hidden) of the frozen base model, ``values`` a float64 array (M,).
-    """
+    """What a rollout keeps of one question: log-probabilities of its candidates, arrays (K, L) and (K,)."""
 
     token_log_probs: np.ndarray
     action_log_probs: np.ndarray
-    features: torch.Tensor
-    values: np.ndarray
 
 
 class LanguagePolicy:
@@ -67,87 +62,61 @@ class LanguagePolicy:
         not count) or of words (TWOSOME, arXiv 2401.14151), or nothing (GLAM, arXiv 2302.02662).
     critic_hidden : sequence of int
         Widths of the critic's hidden layers.
-    tokens_per_forward : int
-        At most this many padded tokens go through the model at once.
     """
 
     def __init__(
-        self,
-        language_model: LanguageModel,
-        *,
-        behaviour: str,
-        normalisation: str,
-        critic_hidden: Sequence[int],
-        tokens_per_forward: int,
+        self, language_model: LanguageModel, *, behaviour: str, normalisation: str, critic_hidden: Sequence[int]
     ) -> None:
         self.language_model = language_model
         self.behaviour = behaviour
         self.normalisation = normalisation
-        self.tokens_per_forward = tokens_per_forward
         self.critic = _critic(language_model.hidden_size, critic_hidden).to(language_model.device)
-
-    def groups(self, questions: Sequence[Question]) -> Iterator[tuple[list[int], list[Question]]]:
-        """Questions in groups that fit into one forward, each with the questions' indices."""
-        for indices in split(questions, self.tokens_per_forward):
-            yield indices, [questions[i] for i in indices]
 
     @torch.no_grad()
     def assess(self, questions: Sequence[Question]) -> list[Assessment]:
-        """Scores, features and values of distinct questions."""
+        """Log-probabilities of distinct questions."""
         found: dict[int, Assessment] = {}
-        for indices, group in self.groups(questions):
-            batch = self.pack(group)
+        for indices, batch in self.language_model.groups(questions):
             scores = self.score(batch)
-            features = self.language_model.features(batch)
-            values = self.critic(features)[..., 0].double().cpu().numpy()
             token_log_probs = scores.token_log_probs.double().cpu().numpy()
             action_log_probs = scores.action_log_probs.double().cpu().numpy()
-            for row, (index, (_, tree)) in enumerate(zip(indices, group, strict=True)):
+            for row, (index, (_, tree)) in enumerate(zip(indices, batch.questions, strict=True)):
                 k, length = tree.mask.shape
-                nodes = len(tree.node_tokens)
-                found[index] = Assessment(
-                    token_log_probs[row, :k, :length],
-                    action_log_probs[row, :k],
-                    features[row, :nodes],
-                    values[row, :nodes],
-                )
+                found[index] = Assessment(token_log_probs[row, :k, :length], action_log_probs[row, :k])
         return [found[index] for index in range(len(questions))]
 
-    def pack(self, questions: Sequence[Question]) -> PackedBatch:
-        return pack(questions, self.language_model.tokenizer.pad_id)
+    @torch.no_grad()
+    def values(self, questions: Sequence[Question]) -> list[np.ndarray]:
+        """What the critic expects at every node of each question: float64 arrays (M,)."""
+        features = self.language_model.features(questions)
+        return [self.critic(nodes.float())[:, 0].double().cpu().numpy() for nodes in features]
 
     def score(self, batch: PackedBatch, *, with_node_entropies: bool = False) -> Scores:
-        """Log-probabilities of all candidates of one group of questions, with gradients to the adapter.
+        """Log-probabilities of all candidates of one batch of questions, with gradients to the adapter.
 
-        ``node_entropies`` is all zeros unless asked for; they cost a softmax over the vocabulary where the behaviour
-        is not restricted to a trie.
+        ``node_entropies`` is all zeros unless asked for.
         """
-        logits = self.language_model.logits(batch)
-        device = logits.device
+        among_siblings = self.behaviour == "trie"
+        readings = self.language_model.read(
+            batch, vocabulary=not among_siblings, entropy=with_node_entropies and not among_siblings
+        )
+        device = readings.edge_logits.device
         edge_nodes = torch.from_numpy(batch.edge_nodes).to(device)
-        edge_mask = torch.from_numpy(batch.edge_mask).to(device)
-        edge_tokens = torch.from_numpy(batch.edge_tokens).to(device)
-        rows = torch.arange(len(logits), device=device)[:, None]
-        edge_logits = logits[rows, edge_nodes, edge_tokens].float()
-
-        if self.behaviour == "trie":
-            leaves = torch.arange(logits.shape[1], device=device)[None, :, None] == edge_nodes[:, None]
-            choices = torch.where(leaves & edge_mask[:, None], edge_logits[:, None], -torch.inf)
-            # Padding nodes have no edge; any finite number will do for them.
-            choices = torch.where((leaves & edge_mask[:, None]).any(-1, keepdim=True), choices, 0.0)
-        else:
-            choices = logits.float()
-        edge_log_probs = edge_logits - choices.logsumexp(-1).gather(1, edge_nodes)
+        total, entropies = readings.log_sum_exp, readings.entropy
+        if total is None:
+            total = _log_sum_exp(readings.edge_logits, edge_nodes, len(batch.columns))
+        edge_log_probs = readings.edge_logits - total[edge_nodes]
 
         paths = torch.from_numpy(batch.paths).to(device)
         mask = torch.from_numpy(batch.mask).to(device)
-        flat = paths.flatten(1)
-        token_log_probs = torch.where(mask, edge_log_probs.gather(1, flat).view(paths.shape), 0.0)
+        token_log_probs = torch.where(mask, edge_log_probs[paths], 0.0)
         action_log_probs = self._action_log_probs(token_log_probs, mask, batch)
         node_entropies = torch.zeros_like(token_log_probs)
         if with_node_entropies:
-            entropies = _entropy(choices.log_softmax(-1))
-            node_entropies = entropies.gather(1, edge_nodes.gather(1, flat)).view(paths.shape) * mask
+            if entropies is None:
+                surprise = edge_log_probs.exp() * edge_log_probs
+                entropies = -torch.zeros_like(total).index_add(0, edge_nodes, surprise)
+            node_entropies = torch.where(mask, entropies[edge_nodes[paths]], 0.0)
         # The entropy of free text is the expected sum of its tokens' entropies; the sampled text is one draw of it.
         action_entropy = node_entropies[:, 0].sum(-1) if self.behaviour == "free" else _entropy(action_log_probs)
         return Scores(token_log_probs, action_log_probs, action_entropy, node_entropies)
@@ -175,6 +144,14 @@ class LanguagePolicy:
 def _entropy(log_probs: torch.Tensor) -> torch.Tensor:
     """Of distributions along the last axis, of which −inf is a choice that is not there."""
     return -(log_probs.exp() * torch.where(log_probs > -torch.inf, log_probs, 0.0)).sum(-1)
+
+
+def _log_sum_exp(values: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
+    """Log-sum-exp of the values of each group, which is not empty: tensors (E,) and int64 (E,) to (count,)."""
+    largest = torch.full((count,), -torch.inf, device=values.device)
+    largest = largest.scatter_reduce(0, groups, values.detach(), "amax")
+    sums = torch.zeros_like(largest).index_add(0, groups, (values - largest[groups]).exp())
+    return largest + sums.log()
 
 
 def _critic(features: int, hidden: Sequence[int]) -> nn.Sequential:

@@ -1,19 +1,38 @@
-"""Candidates that share a prompt and often their first tokens, as a tree; and batches of such trees for one forward.
+"""Prefix trees of candidates that share a prompt, and batches of such trees for one forward.
 
-A prompt is encoded once and the candidates hang behind it as a tree: each token attends to the prompt and to its
-ancestors alone and stands at the position it would have if its candidate stood there by itself. What a model computes
-for it is what it would compute for prompt + candidate, at the price of prompt + distinct inner tokens.
+A prompt is encoded once and its candidates hang behind it as a tree: each token attends to the prompt and to its
+ancestors alone, and has the position it would have if its candidate stood there by itself. The model computes for it
+what it would compute for prompt + candidate, at the price of prompt + distinct inner tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 Tokens = tuple[int, ...]
+
+PART = 128
+"""Nodes of a tree that attend to each other through one mask. Larger trees are split, so their cost is linear."""
+
+
+@dataclass(frozen=True)
+class TreePart:
+    """Some branches of a tree, complete up to the root, which itself is not among them.
+
+    Attributes
+    ----------
+    nodes : int64 array (C,)
+        Node indices in the tree, parents before their children.
+    visible : bool array (C, C)
+        ``visible[i, j]``: node j is an ancestor of node i, or node i itself.
+    """
+
+    nodes: np.ndarray
+    visible: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,10 +45,9 @@ class PrefixTree:
     Attributes
     ----------
     candidates : tuple of K tuples of int
-    node_tokens, node_depths : int64 array (M,)
-        Last token of each prefix (−1 at the root) and its length.
-    ancestors : bool array (M, M)
-        ``ancestors[i, j]``: prefix j begins prefix i, or is it.
+    node_tokens, node_depths, parents : int64 array (M,)
+        Last token of each prefix, its length, and the node one token shorter; token and parent of the root are −1.
+        Parents come before their children.
     edge_nodes, edge_tokens : int64 array (E,)
         The node that each edge leaves, and its token.
     paths : int64 array (K, L)
@@ -40,7 +58,7 @@ class PrefixTree:
     candidates: tuple[Tokens, ...]
     node_tokens: np.ndarray
     node_depths: np.ndarray
-    ancestors: np.ndarray
+    parents: np.ndarray
     edge_nodes: np.ndarray
     edge_tokens: np.ndarray
     paths: np.ndarray
@@ -50,6 +68,40 @@ class PrefixTree:
     def path_nodes(self) -> np.ndarray:
         """The node before each token of each candidate: int64 array (K, L)."""
         return self.edge_nodes[self.paths]
+
+    @cached_property
+    def parts(self) -> tuple[TreePart, ...]:
+        """The tree without its root, in equal parts of some ``PART`` nodes; a candidate is never cut.
+
+        Nodes on the border of two parts are in both. A tree that fits is one part; one without inner nodes has none.
+        """
+        inner = len(self.parents) - 1
+        if inner == 0:
+            return ()
+        count = -(-inner // PART)
+        if count == 1:
+            return (self._part(np.arange(1, inner + 1)),)
+        limit = -(-inner // count)
+        groups: list[dict[int, None]] = [{}]
+        path_nodes, lengths = self.path_nodes, self.mask.sum(-1)
+        # In lexicographic order candidates that share a beginning are neighbours.
+        for row in sorted(range(len(self.candidates)), key=self.candidates.__getitem__):
+            if len(groups[-1]) >= limit:
+                groups.append({})
+            groups[-1] |= dict.fromkeys(path_nodes[row, 1 : lengths[row]].tolist())
+        return tuple(self._part(np.array(sorted(group))) for group in groups if group)
+
+    def _part(self, nodes: np.ndarray) -> TreePart:
+        local = np.full(len(self.parents), -1)
+        local[nodes] = np.arange(len(nodes))
+        parents = local[self.parents[nodes]]  # local[-1] is never read as such: the root's parent is not asked for
+        visible = np.eye(len(nodes), dtype=bool)
+        rows, ancestors = np.arange(len(nodes)), parents
+        while len(rows := rows[(found := ancestors >= 0)]):
+            ancestors = ancestors[found]
+            visible[rows, ancestors] = True
+            ancestors = parents[ancestors]
+        return TreePart(nodes, visible)
 
 
 @lru_cache(maxsize=4096)
@@ -65,33 +117,37 @@ def build_tree(candidates: tuple[Tokens, ...]) -> PrefixTree:
         raise ValueError(f"candidates must be non-empty sequences of token ids, at least one: {candidates}")
     if len(set(candidates)) < len(candidates):
         raise ValueError(f"candidates must differ from each other: {candidates}")
-    nodes: dict[Tokens, int] = {(): 0}
-    edges: dict[Tokens, int] = {}
-    for candidate in candidates:
-        for length in range(1, len(candidate)):
-            nodes.setdefault(candidate[:length], len(nodes))
-        for length in range(1, len(candidate) + 1):
-            edges.setdefault(candidate[:length], len(edges))
-    if beginnings := [candidate for candidate in candidates if candidate in nodes]:
-        raise ValueError(f"candidates {beginnings} begin others; let every candidate end with the end token")
-
-    ancestors = np.zeros((len(nodes), len(nodes)), dtype=bool)
-    for prefix, node in nodes.items():
-        for length in range(len(prefix) + 1):
-            ancestors[node, nodes[prefix[:length]]] = True
+    tokens, depths, parents = [-1], [0], [-1]
+    edges: dict[tuple[int, int], int] = {}
+    children: dict[int, int] = {}
     longest = max(map(len, candidates))
     paths = np.zeros((len(candidates), longest), dtype=np.int64)
     mask = np.zeros((len(candidates), longest), dtype=bool)
     for row, candidate in enumerate(candidates):
-        paths[row, : len(candidate)] = [edges[candidate[:length]] for length in range(1, len(candidate) + 1)]
-        mask[row, : len(candidate)] = True
+        node, path = 0, []
+        for depth, token in enumerate(candidate, start=1):
+            edge = edges.setdefault((node, token), len(edges))
+            path.append(edge)
+            if depth < len(candidate):
+                if edge not in children:
+                    children[edge] = len(tokens)
+                    tokens.append(token)
+                    depths.append(depth)
+                    parents.append(node)
+                node = children[edge]
+        paths[row, : len(path)] = path
+        mask[row, : len(path)] = True
+    last = paths[np.arange(len(candidates)), mask.sum(-1) - 1].tolist()
+    if beginnings := [candidate for candidate, edge in zip(candidates, last, strict=True) if edge in children]:
+        raise ValueError(f"candidates {beginnings} begin others; let every candidate end with the end token")
+    edge_array = np.array(list(edges), dtype=np.int64)
     return PrefixTree(
         candidates,
-        node_tokens=np.array([prefix[-1] if prefix else -1 for prefix in nodes], dtype=np.int64),
-        node_depths=np.array([len(prefix) for prefix in nodes], dtype=np.int64),
-        ancestors=ancestors,
-        edge_nodes=np.array([nodes[prefix[:-1]] for prefix in edges], dtype=np.int64),
-        edge_tokens=np.array([prefix[-1] for prefix in edges], dtype=np.int64),
+        node_tokens=np.array(tokens, dtype=np.int64),
+        node_depths=np.array(depths, dtype=np.int64),
+        parents=np.array(parents, dtype=np.int64),
+        edge_nodes=edge_array[:, 0],
+        edge_tokens=edge_array[:, 1],
         paths=paths,
         mask=mask,
     )
@@ -113,7 +169,7 @@ def along(tree: PrefixTree, choices: tuple[int, ...]) -> PrefixTree:
         tuple(tree.candidates[row] for row in rows),
         tree.node_tokens[nodes],
         tree.node_depths[nodes],
-        tree.ancestors[np.ix_(nodes, nodes)],
+        np.concatenate([[-1], np.searchsorted(nodes, tree.parents[nodes[1:]])]),
         np.searchsorted(nodes, tree.edge_nodes[edges]),
         tree.edge_tokens[edges],
         np.where(mask, np.searchsorted(edges, tree.paths[rows, :longest]), 0),
@@ -127,43 +183,49 @@ Question = tuple[Tokens, PrefixTree]
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """B questions packed into rows of S tokens: prompts padded at the left, behind them the trees padded at the right.
+    """B questions as one stream of T tokens: distinct prompts of width P, then parts of trees of width C.
 
-    The root of every tree stands in column ``root``, its other nodes behind it in order, so that the logits of all
-    nodes are those of columns ``root`` to S.
+    T = prompts · P + R · C. Prompts and parts are padded at their right. Equal prompts of several questions are one.
 
     Attributes
     ----------
     questions : tuple of B questions
-    input_ids, position_ids : int64 array (B, S)
-    attention : bool array (B, S, S)
-        Which column (last axis) a row's token attends to.
-    edge_nodes, edge_tokens : int64 array (B, E)
-    edge_mask : bool array (B, E)
+    input_ids, position_ids : int64 array (T,)
+    prompts, width : int
+        Number of distinct prompts, and P.
+    owners : int64 array (R,)
+        The prompt that each part follows.
+    visible : bool array (R, C, S)
+        Which keys a part's token attends to: P of its prompt, C of its part, and keys that nobody sees up to S.
+    columns : int64 array (N,)
+        Where in the stream each node is, those of all questions one after the other. A root is the last token of its
+        prompt.
+    starts : int64 array (B + 1,)
+        The nodes of question b are ``starts[b]`` to ``starts[b + 1]``.
+    edge_nodes, edge_tokens : int64 array (E,)
+        The edges of all questions; their nodes are counted over all N.
     paths : int64 array (B, K, L)
+        The edges of each candidate, counted over all E.
     mask : bool array (B, K, L)
     """
 
     questions: tuple[Question, ...]
     input_ids: np.ndarray
     position_ids: np.ndarray
-    attention: np.ndarray
-    root: int
+    prompts: int
+    width: int
+    owners: np.ndarray
+    visible: np.ndarray
+    columns: np.ndarray
+    starts: np.ndarray
     edge_nodes: np.ndarray
     edge_tokens: np.ndarray
-    edge_mask: np.ndarray
     paths: np.ndarray
     mask: np.ndarray
 
 
-def packed_length(question: Question) -> int:
-    """Tokens that a question costs when packed."""
-    prompt, tree = question
-    return len(prompt) + len(tree.node_tokens) - 1
-
-
-def pack(questions: Sequence[Question], pad_id: int) -> PackedBatch:
-    """Pack prompts and the trees behind them into one batch.
+def pack(questions: Sequence[Question], pad_id: int, *, multiple: int = 1) -> PackedBatch:
+    """Pack prompts and the trees behind them into one batch, with a number of keys S that ``multiple`` divides.
 
     Raises
     ------
@@ -172,61 +234,80 @@ def pack(questions: Sequence[Question], pad_id: int) -> PackedBatch:
     """
     if not all(prompt for prompt, _ in questions):
         raise ValueError("a prompt is empty: give the tokenizer a begin token, or the world a text")
-    width = max(len(prompt) for prompt, _ in questions)
-    nodes, edges, candidates, longest = (
-        max(sizes)
-        for sizes in zip(
-            *((len(t.node_tokens), len(t.edge_tokens), *t.mask.shape) for _, t in questions),
-            strict=True,
-        )
-    )
-    rows, columns, root = len(questions), width + nodes - 1, width - 1
-    input_ids = np.full((rows, columns), pad_id, dtype=np.int64)
-    position_ids = np.zeros((rows, columns), dtype=np.int64)
-    # Padding attends to itself, for a softmax over nothing is not a number.
-    attention = np.broadcast_to(np.eye(columns, dtype=bool), (rows, columns, columns)).copy()
-    edge_nodes = np.zeros((rows, edges), dtype=np.int64)
-    edge_tokens = np.zeros((rows, edges), dtype=np.int64)
-    edge_mask = np.zeros((rows, edges), dtype=bool)
-    paths = np.zeros((rows, candidates, longest), dtype=np.int64)
-    mask = np.zeros((rows, candidates, longest), dtype=bool)
-    for row, (prompt, tree) in enumerate(questions):
-        start, end = width - len(prompt), root + len(tree.node_tokens)
-        input_ids[row, start:width] = prompt
-        input_ids[row, width:end] = tree.node_tokens[1:]
-        position_ids[row, start:width] = np.arange(len(prompt))
-        position_ids[row, root:end] = len(prompt) - 1 + tree.node_depths
-        attention[row, start:width, start:width] = np.tri(len(prompt), dtype=bool)
-        attention[row, width:end, start:width] = True
-        attention[row, width:end, width:end] = tree.ancestors[1:, 1:]
-        edge_nodes[row, : len(tree.edge_nodes)] = tree.edge_nodes
-        edge_tokens[row, : len(tree.edge_tokens)] = tree.edge_tokens
-        edge_mask[row, : len(tree.edge_nodes)] = True
+    rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in questions))}
+    width = max(map(len, rows))
+    parts = [(question, part) for question in questions for part in question[1].parts]
+    depth = max((len(part.nodes) for _, part in parts), default=0)
+    behind = len(rows) * width
+    prompt_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
+    for prompt, row in rows.items():
+        prompt_ids[row, : len(prompt)] = prompt
+    part_ids = np.full((len(parts), depth), pad_id, dtype=np.int64)
+    part_positions = np.zeros_like(part_ids)
+    visible = np.zeros((len(parts), depth, -(-(width + depth) // multiple) * multiple), dtype=bool)
+    # Padding attends to itself: a softmax over nothing is not a number.
+    visible[:, np.arange(depth), width + np.arange(depth)] = True
+
+    starts = np.concatenate([[0], np.cumsum([len(tree.parents) for _, tree in questions])])
+    columns = np.zeros(starts[-1], dtype=np.int64)
+    candidates = max(len(tree.candidates) for _, tree in questions)
+    longest = max(tree.mask.shape[1] for _, tree in questions)
+    paths = np.zeros((len(questions), candidates, longest), dtype=np.int64)
+    mask = np.zeros(paths.shape, dtype=bool)
+    edges, r = 0, 0
+    for b, (prompt, tree) in enumerate(questions):
+        columns[starts[b]] = rows[prompt] * width + len(prompt) - 1
+        for part in tree.parts:
+            size = len(part.nodes)
+            part_ids[r, :size] = tree.node_tokens[part.nodes]
+            part_positions[r, :size] = len(prompt) - 1 + tree.node_depths[part.nodes]
+            visible[r, :size, : len(prompt)] = True
+            visible[r, :size, width : width + size] = part.visible
+            columns[starts[b] + part.nodes] = behind + r * depth + np.arange(size)
+            r += 1
         k, length = tree.mask.shape
-        paths[row, :k, :length] = tree.paths
-        mask[row, :k, :length] = tree.mask
+        paths[b, :k, :length] = np.where(tree.mask, tree.paths + edges, 0)
+        mask[b, :k, :length] = tree.mask
+        edges += len(tree.edge_nodes)
     return PackedBatch(
         tuple(questions),
-        input_ids,
-        position_ids,
-        attention,
-        root,
-        edge_nodes,
-        edge_tokens,
-        edge_mask,
+        np.concatenate([prompt_ids.ravel(), part_ids.ravel()]),
+        np.concatenate([np.tile(np.arange(width), len(rows)), part_positions.ravel()]),
+        len(rows),
+        width,
+        np.array([rows[prompt] for (prompt, _), _ in parts], dtype=np.int64),
+        visible,
+        columns,
+        starts,
+        np.concatenate([start + tree.edge_nodes for start, (_, tree) in zip(starts, questions, strict=False)]),
+        np.concatenate([tree.edge_tokens for _, tree in questions]),
         paths,
         mask,
     )
 
 
-def split(questions: Sequence[Question], tokens: int) -> list[list[int]]:
-    """Indices of questions in groups that cost at most ``tokens`` when packed and padded; at least one each."""
+def split(questions: Sequence[Question], tokens: int, *, packed: bool = True) -> list[list[int]]:
+    """Indices of questions in groups that cost at most ``tokens``, at least one question each.
+
+    The cost of a group is its number of tokens with padding: packed (distinct prompts and parts of trees), or unpacked
+    (a row of prompt + candidate for every candidate).
+    """
     groups: list[list[int]] = []
-    widest = 0
-    for index in sorted(range(len(questions)), key=lambda i: packed_length(questions[i])):
-        widest = max(widest, packed_length(questions[index]))
-        if groups and (len(groups[-1]) + 1) * widest <= tokens:
-            groups[-1].append(index)
+    prompts: set[Tokens] = set()
+    rows = width = depth = 0
+    for index in sorted(range(len(questions)), key=lambda i: (len(questions[i][0]), questions[i][0])):
+        prompt, tree = questions[index]
+        if packed:
+            own_rows, own_depth = len(tree.parts), max((len(part.nodes) for part in tree.parts), default=0)
         else:
-            groups.append([index])
+            own_rows, own_depth = len(tree.candidates), tree.mask.shape[1]
+        for fresh in (False, True):
+            if fresh or not groups:
+                groups.append([])
+                prompts, rows, width, depth = set(), 0, 0, 0
+            prompts.add(prompt)
+            rows, width, depth = rows + own_rows, max(width, len(prompt)), max(depth, own_depth)
+            if not groups[-1] or (len(prompts) * width + rows * depth if packed else rows * (width + depth)) <= tokens:
+                break
+        groups[-1].append(index)
     return groups

@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 import lang_envs
 import trainers
 from benchmarks.presets import preset_settings
-from benchmarks.throughput.scoring import naive_epoch, naive_log_probs, naive_values
+from benchmarks.throughput.scoring import naive_epoch, naive_features, naive_log_probs
 from trainers import Decision, Rollout
 from trainers.agents.common import Memory
 from trainers.agents.poad import POAD
@@ -75,49 +75,25 @@ class NaivePOAD(POAD):
         questions = self._questions(observations, infos, greedy)
         found = self._likelihoods(questions)
         choices = [self._choose(assessment.action_log_probs, greedy) for assessment in found]
-        self._value(questions, choices, found)
+        taken = [(prompt, tree.candidates[choice]) for (prompt, tree), choice in zip(questions, choices, strict=True)]
+        self.policy.critic(naive_features(self.language_model, taken))  # the values of this step
         return [
-            Decision("", question[1].candidates[choice], Memory(question, choice, assessment))
-            for question, choice, assessment in zip(questions, choices, found, strict=True)
+            Decision("", action, Memory(question, choice, assessment))
+            for question, (_, action), choice, assessment in zip(questions, taken, choices, found, strict=True)
         ]
-
-    def _assess(self, questions: Sequence[Question]) -> list[Assessment]:
-        """What is asked here are values of what comes after a rollout."""
-        found = [self._blank(question) for question in questions]
-        self._value(questions, [0] * len(questions), found)
-        return found
-
-    def _blank(self, question: Question) -> Assessment:
-        tree = question[1]
-        nodes, device = len(tree.node_tokens), self.language_model.device
-        features = torch.zeros(nodes, self.language_model.hidden_size, device=device)
-        return Assessment(np.zeros(tree.mask.shape), np.zeros(len(tree.candidates)), features, np.zeros(nodes))
 
     @torch.no_grad()
     def _likelihoods(self, questions: Sequence[Question]) -> list[Assessment]:
         rows = [(prompt, candidate) for prompt, tree in questions for candidate in tree.candidates]
-        log_probs = naive_log_probs(self, rows).double().cpu().numpy()
+        log_probs = naive_log_probs(self.language_model, rows).double().cpu().numpy()
         found, start = [], 0
-        for question in questions:
-            blank, tree = self._blank(question), question[1]
+        for _, tree in questions:
             count, width = tree.mask.shape
             own = log_probs[start : start + count, :width] * tree.mask
             scores = own.sum(-1) / tree.mask.sum(-1)
-            found.append(Assessment(own, scores - np.logaddexp.reduce(scores), blank.features, blank.values))
+            found.append(Assessment(own, scores - np.logaddexp.reduce(scores)))
             start += count
         return found
-
-    @torch.no_grad()
-    def _value(self, questions: Sequence[Question], choices: Sequence[int], found: Sequence[Assessment]) -> None:
-        """Write the critic's view of each token of some candidates."""
-        rows = [(prompt, tree.candidates[choice]) for (prompt, tree), choice in zip(questions, choices, strict=True)]
-        features = naive_values(self, rows)
-        values = self.policy.critic(features)[..., 0].double().cpu().numpy()
-        for i, ((_, tree), choice) in enumerate(zip(questions, choices, strict=True)):
-            length = len(tree.candidates[choice])
-            nodes = tree.path_nodes[choice, :length]
-            found[i].features[torch.from_numpy(nodes)] = features[i, :length]
-            found[i].values[nodes] = values[i, :length]
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         batch = self._batch(rollout)

@@ -23,9 +23,10 @@ from peft.tuners import lora
 
 import trainers
 from trainers import Decision, Rollout, ppo
+from trainers.adapters import AdaptedLinear
 from trainers.agents.common import Batch, Memory, Metrics, PPOAgent
-from trainers.language_model import NarrowLinear
-from trainers.prefix_tree import Question
+from trainers.language_model import LanguageModel
+from trainers.prefix_tree import Question, Tokens
 from trainers.rollout import begin, collect
 
 WORLD = "Overcooked-tomato-lettuce-salad-v0"
@@ -46,27 +47,30 @@ def questions_of_random_play(
     return rows
 
 
-def naive_log_probs(agent: PPOAgent, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> torch.Tensor:
-    """Token log-probabilities of (prompt, action) rows, padded at the right: (rows, longest action)."""
-    ids, mask, taken = _pad(agent, rows)
-    log_probs = agent.language_model.model(input_ids=ids, attention_mask=mask).logits.float().log_softmax(-1)
+Row = tuple[Tokens, Tokens]
+"""A prompt and an action."""
+
+
+def naive_log_probs(language_model: LanguageModel, rows: Sequence[Row]) -> torch.Tensor:
+    """Token log-probabilities of rows, padded at the right: (rows, longest action)."""
+    ids, mask, taken = _pad(language_model.device, rows)
+    log_probs = language_model.model(input_ids=ids, attention_mask=mask).logits.float().log_softmax(-1)
     columns, tokens, real = taken
     chosen = log_probs[torch.arange(len(rows))[:, None], columns, tokens]
     return torch.where(real, chosen, 0.0)
 
 
 @torch.no_grad()
-def naive_values(agent: PPOAgent, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> torch.Tensor:
-    """The frozen base model once more, then the critic, at every token of each row's action."""
-    ids, mask, (columns, _, _) = _pad(agent, rows)
-    with agent.language_model.model.disable_adapter():
-        decoder = agent.language_model.model.get_base_model().get_decoder()
+def naive_features(language_model: LanguageModel, rows: Sequence[Row]) -> torch.Tensor:
+    """The frozen base model once more, at every token of each row's action: (rows, longest action, hidden)."""
+    ids, mask, (columns, _, _) = _pad(language_model.device, rows)
+    with language_model.model.disable_adapter():
+        decoder = language_model.model.get_base_model().get_decoder()
         hidden = decoder(input_ids=ids, attention_mask=mask).last_hidden_state
     return hidden[torch.arange(len(rows))[:, None], columns].float()
 
 
-def _pad(agent: PPOAgent, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[Any, Any, Any]:
-    device = agent.language_model.device
+def _pad(device: torch.device, rows: Sequence[Row]) -> tuple[Any, Any, Any]:
     width = max(len(prompt) + len(action) for prompt, action in rows)
     longest = max(len(action) for _, action in rows)
     ids = torch.tensor([[*p, *a, *[0] * (width - len(p) - len(a))] for p, a in rows], device=device)
@@ -82,8 +86,9 @@ def naive_rollout(agent: PPOAgent, asked: list[list[Question]]) -> list[torch.Te
     with torch.no_grad():
         for row in asked:
             every = [(prompt, candidate) for prompt, tree in row for candidate in tree.candidates]
-            found.append(naive_log_probs(agent, every))
-            agent.policy.critic(naive_values(agent, [(prompt, tree.candidates[0]) for prompt, tree in row]))
+            found.append(naive_log_probs(agent.language_model, every))
+            taken = [(prompt, tree.candidates[0]) for prompt, tree in row]
+            agent.policy.critic(naive_features(agent.language_model, taken))
     return found
 
 
@@ -102,10 +107,12 @@ def naive_epoch(agent: PPOAgent, batch: Batch) -> torch.Tensor:
         if whole_actions:
             every = [(memory.question[0], c) for memory in memories for c in memory.question[1].candidates]
             lengths = torch.tensor([float(len(c) - 1) for _, c in every], device=agent.language_model.device)
-            scores = (naive_log_probs(agent, every).sum(-1) / lengths).view(len(rows), -1).log_softmax(-1)
+            scores = (
+                (naive_log_probs(agent.language_model, every).sum(-1) / lengths).view(len(rows), -1).log_softmax(-1)
+            )
             log_probs = scores[torch.arange(len(rows)), [memory.choice for memory in memories]][:, None]
         else:
-            log_probs = naive_log_probs(agent, taken)
+            log_probs = naive_log_probs(agent.language_model, taken)
         mask, width = batch.mask[rows], batch.mask.shape[1]
         log_probs = torch.nn.functional.pad(log_probs, (0, width - log_probs.shape[1]))
         loss = (
@@ -115,7 +122,7 @@ def naive_epoch(agent: PPOAgent, batch: Batch) -> torch.Tensor:
         agent._actor_optimizer.zero_grad()
         loss.backward()
         agent._actor_optimizer.step()
-        features = naive_values(agent, taken)
+        features = naive_features(agent.language_model, taken)
         values = torch.nn.functional.pad(agent.policy.critic(features)[..., 0], (0, width))[:, :width]
         value_loss = ppo.clipped_value_loss(values, batch.old_values[rows], batch.returns[rows], mask, settings.clip)
         agent._critic_optimizer.zero_grad()
@@ -133,7 +140,7 @@ def packed_epoch(agent: PPOAgent, batch: Batch) -> float:
 
 
 def epoch_with_pefts_layers(agent: PPOAgent, batch: Batch) -> float:
-    with mock.patch.object(NarrowLinear, "forward", lora.Linear.forward):
+    with mock.patch.object(AdaptedLinear, "forward", lora.Linear.forward):
         return packed_epoch(agent, batch)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import hashlib
 import io
 import json
@@ -18,14 +17,20 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 from xml.parsers.expat import ExpatError
 
 from lang_envs.datascicoding.catalog import Entry, find
 from lang_envs.datascicoding.pruning import prune
 from lang_envs.datascicoding.tables import read_table
-from lang_envs.files import at_home
+from lang_envs.files import at_home, locked, open_regular, read_object
 
 _LOG = logging.getLogger(__name__)
+_MAX_TABLE = 4 << 30
+_MAX_RATIO = 100
+"""Tables of text seldom shrink to less than a twentieth; what is made to fill a disk, to a thousandth."""
+_ALWAYS_UNPACKED = 64 << 20
+_MAX_MEMBERS = 10_000
 _CLIENTS = threading.Lock()
 """The clients are configured for the whole process, so one fetches at a time."""
 
@@ -50,18 +55,22 @@ def cached(entry: Entry) -> tuple[Path, Entry] | None:
     ValueError
         If the file is not, byte for byte, what was fetched.
     """
-    record_path = _folder() / f"{entry.stem}.json"
+    record_path = path = _folder() / f"{entry.stem}.json"
+    found, expected, target, drop = "", "-", None, ()
     try:
-        record = json.loads(record_path.read_bytes())
-        path, expected = record_path.parent / record["file"], record["sha256"]
-        target, drop = record["target"], tuple(record["drop"])
-        found = _sha256(path)
-    except FileNotFoundError as error:
-        if error.filename == str(record_path):
+        record = read_object(record_path, "file", "sha256", "target", "drop")
+        name, target, drop = record["file"], record["target"], tuple(record["drop"])
+        if not all(isinstance(text, str) for text in (name, *drop)) or not isinstance(target, str | None):
+            raise ValueError(f"{record_path} is damaged")
+        if Path(name).name != name or not name.startswith(f"{entry.stem}."):
+            raise ValueError(f"{record_path} names a file elsewhere")
+        path = record_path.parent / name
+        found, expected = _sha256(path), record["sha256"]
+    except FileNotFoundError:
+        if path == record_path:
             return None
-        found, path, expected = "", Path(error.filename), "-"
-    except (ValueError, KeyError, TypeError):
-        found, path, expected = "", record_path, "-"
+    except (ValueError, TypeError, OSError):
+        pass
     if found != expected:
         raise ValueError(f"{path} is missing or is not what was fetched; fetch it anew: {fetch_command(entry.name)}")
     return path, replace(entry, target=entry.target or target, drop=entry.drop or drop)
@@ -98,6 +107,9 @@ def fetch(name: str, *, force: bool = False, progress: Callable[[str], None] | N
     if entry.kind not in ("openml", "kaggle"):
         raise ValueError(f"{name} has nothing to fetch: only sets of OpenML and Kaggle are downloaded")
     staging = _folder() / ".partial" / entry.stem
+    for place in (staging.parent, staging):
+        if place.is_symlink():
+            raise ValueError(f"{place} is a symbolic link, and no file is written through one: delete it")
     staging.mkdir(parents=True, exist_ok=True)
     with _locked(entry, tell):
         if not force:
@@ -130,26 +142,25 @@ def _folder() -> Path:
 
 @contextlib.contextmanager
 def _locked(entry: Entry, tell: Callable[[str], None]) -> Iterator[None]:
-    with (_folder() / f"{entry.stem}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell(f"waiting for another process that is fetching {entry.name}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        with _CLIENTS:
-            yield
+    def wait() -> None:
+        tell(f"waiting for another process that is fetching {entry.name}")
+
+    with locked(_folder() / f"{entry.stem}.lock", wait), _CLIENTS:
+        yield
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _store(entry: Entry, source: Path, staging: Path) -> Path:
     """Put a file under the name of its content, then the record that points to it: no moment shows half of either."""
+    if (size := source.stat().st_size) > _MAX_TABLE:
+        raise ValueError(f"{entry.name}: the file has {size:,} bytes, and more than {_MAX_TABLE:,} are not kept")
     digest = _sha256(source)
     path = _folder() / f"{entry.stem}.{digest[:16]}{source.suffix.lower()}"
-    with source.open("rb") as file:
+    with open_regular(source) as file:
         _write(path, file, staging)
     record = {"file": path.name, "sha256": digest, "source": entry.source, "target": entry.target, "drop": entry.drop}
     _write(path.parent / f"{entry.stem}.json", io.BytesIO(json.dumps(record, indent=1).encode()), staging)
@@ -158,7 +169,8 @@ def _store(entry: Entry, source: Path, staging: Path) -> Path:
 
 def _write(path: Path, content: io.BufferedIOBase, staging: Path) -> None:
     unfinished = staging / "to-store.unfinished"
-    with unfinished.open("wb") as file:
+    unfinished.unlink(missing_ok=True)
+    with unfinished.open("xb") as file:
         shutil.copyfileobj(content, file)
         file.flush()
         os.fsync(file.fileno())
@@ -242,9 +254,10 @@ def _from_kaggle(entry: Entry, staging: Path) -> tuple[Path, Entry]:
     except OSError as error:
         raise ConnectionError(f"Kaggle did not give {entry.name} ({entry.source}): {error}") from error
     aside = (".kaggle-partial", ".unfinished")
-    received = [path for path in staging.iterdir() if path.is_file() and path.suffix not in aside]
+    received = [path for path in staging.iterdir() if not path.is_dir() and path.suffix not in aside]
     if len(received) != 1:
         raise ValueError(f"{entry.name}: Kaggle's client left {len(received)} files where there should be one")
+    open_regular(received[0]).close()
     return (_unpacked(entry, received[0]) if zipfile.is_zipfile(received[0]) else received[0]), entry
 
 
@@ -252,6 +265,8 @@ def _unpacked(entry: Entry, archive: Path) -> Path:
     """The one table in a ZIP file: the one named by ``file``, or the only one, or the only one with the target."""
     try:
         with zipfile.ZipFile(archive) as content:
+            if len(content.filelist) > _MAX_MEMBERS:
+                raise ValueError(f"{archive} holds more than {_MAX_MEMBERS:,} files")
             tables = [name for name in content.namelist() if name.lower().endswith((".csv", ".arff"))]
             chosen = tables
             if entry.file:
@@ -264,12 +279,29 @@ def _unpacked(entry: Entry, archive: Path) -> Path:
                     f"name one: {entry.source}?file=NAME&target=COLUMN"
                 )
             path = archive.parent / "unpacked" / f"table{Path(chosen[0]).suffix.lower()}"
-            path.parent.mkdir(exist_ok=True)
-            with content.open(chosen[0]) as source, path.open("wb") as copy:
-                shutil.copyfileobj(source, copy)
+            shutil.rmtree(path.parent, ignore_errors=True)
+            path.parent.mkdir()
+            with content.open(chosen[0]) as source, path.open("xb") as copy:
+                _copy(source, copy, content.getinfo(chosen[0]))
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
         raise ValueError(f"{archive} can't be unpacked: {error}; fetch it anew: {fetch_command(entry.name)}") from error
     return path
+
+
+def _copy(source: IO[bytes], copy: IO[bytes], member: zipfile.ZipInfo) -> None:
+    """Unpack a file no further than its archive declares, and not at all where that is out of all proportion."""
+    most = min(_MAX_TABLE, max(_MAX_RATIO * member.compress_size, _ALWAYS_UNPACKED))
+    if member.file_size > most:
+        raise ValueError(
+            f"{member.filename!r:.200} is {member.compress_size:,} bytes that declare to unpack to "
+            f"{member.file_size:,}, and at most {most:,} are unpacked"
+        )
+    left = member.file_size
+    while part := source.read(1 << 20):
+        left -= len(part)
+        if left < 0:
+            raise ValueError(f"{member.filename!r:.200} unpacks to more than the {member.file_size:,} bytes declared")
+        copy.write(part)
 
 
 def _header(content: zipfile.ZipFile, name: str) -> list[str]:

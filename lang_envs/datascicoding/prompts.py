@@ -7,6 +7,7 @@ import string
 import textwrap
 from typing import NamedTuple
 
+from lang_envs.storage import storable
 from lang_envs.tokenizer import HOLE, Tokenizer
 
 STYLES = ("completion", "infill", "chat")
@@ -19,6 +20,7 @@ _WHOLE = re.compile(r"^def build_model\(", re.MULTILINE)
 _NOT_SHOWN = re.compile(f"[^{re.escape(string.printable)}]|[\r\x0b\x0c]")
 
 
+@storable
 class Attempt(NamedTuple):
     """A program of the agent's that failed, and how."""
 

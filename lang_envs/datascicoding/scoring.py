@@ -19,13 +19,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lang_envs.datascicoding.datasets import Dataset
-from lang_envs.files import at_home, write_atomically
+from lang_envs.files import at_home, is_number, read_object, write_atomically
 from lang_envs.sandbox import Limits, Result, shared_sandbox
+from lang_envs.storage import storable
 
 REPETITIONS = 5
 _REMEMBERED = 20_000
@@ -37,6 +39,7 @@ output = model.predict_proba(inputs["x_test"])
 """What stands behind a definition of ``build_model`` in the sandbox."""
 
 
+@storable
 @dataclass(frozen=True)
 class Score:
     """What a program is worth: the mean of its ROC AUC over the splits and their standard deviation, or its error."""
@@ -129,6 +132,18 @@ def check_probabilities(output: np.ndarray, rows: int, classes: int) -> str:
     return ""
 
 
+def kept_score(file: Path) -> Score | None:
+    """A score from the cache; None where there is none, or where what the file says can be no score."""
+    try:
+        score = Score(**read_object(file, "mean", "std", "error", "status"))
+    except (OSError, ValueError, TypeError):  # not there, cut short by a crash of the machine, or planted
+        return None
+    numbers, texts = (score.mean, score.std), (score.error, score.status)
+    works = all(is_number(value) and 0 <= (value or 0) <= 1 for value in numbers) and texts == ("", "ok")
+    fails = numbers == (None, None) and all(isinstance(text, str) and text for text in texts) and score.status != "ok"
+    return score if works or (fails and score.certain) else None
+
+
 class Scorer:
     """Scores programs on one data set; remembers every answer by the content of what was asked.
 
@@ -201,11 +216,8 @@ class Scorer:
 
     def _look_up_or_run(self, key: str, function: str) -> Score:
         file = None if self._folder is None else self._folder / key[:2] / f"{key}.json"
-        if file is not None and file.exists():
-            try:
-                return Score(**json.loads(file.read_text()))
-            except (ValueError, TypeError):
-                pass  # cut short by a crash of the machine: made anew below
+        if file is not None and (kept := kept_score(file)) is not None:
+            return kept
         score = self._run(function)
         if file is not None and score.certain:
             try:

@@ -15,9 +15,11 @@ _ARFF_MISSING = frozenset("?")
 _CSV_MISSING = frozenset(
     ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None", "none")
 )
-_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_ATTRIBUTE = re.compile(rf"@attribute\s+({_QUOTED}|[^\s{{'\"][^\s{{]*)\s*(.+)", re.IGNORECASE)
-_VALUE = re.compile(rf"\s*({_QUOTED}|[^,'\"]*)\s*(,|$)")
+_MAX_COLUMNS = 1 << 16
+# Possessive (*+): what is matched is not given back and tried again, so that a line takes time linear in its length.
+_QUOTED = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
+_ATTRIBUTE = re.compile(rf"@attribute\s++({_QUOTED}|[^\s{{'\"][^\s{{]*+)\s*+(.+)", re.IGNORECASE)
+_VALUE = re.compile(rf"\s*+({_QUOTED}|[^,'\"]*+)\s*+(,|$)")
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def _csv(path: Path, lines: Iterator[tuple[int, str]]) -> Table:
 
     rest = records()
     _, header = next(rest, (0, []))
+    if len(header) > _MAX_COLUMNS:
+        raise ValueError(f"{path}: {len(header):,} columns, and more than {_MAX_COLUMNS:,} are not read")
     columns = tuple(Column(name.strip()) for name in header)
     table = Table(str(path), columns, rows(), _CSV_MISSING)
     if not columns:
@@ -109,6 +113,8 @@ def _arff(path: Path, lines: Iterator[tuple[int, str]]) -> Table:
             break
         if word == "@attribute":
             columns.append(_attribute(line, f"{path}, line {number}"))
+            if len(columns) > _MAX_COLUMNS:
+                raise ValueError(f"{path}, line {number}: more than {_MAX_COLUMNS:,} attributes are not read")
         elif word != "@relation" and not word.startswith("%"):
             raise ValueError(f"{path}, line {number}: {line[:40]!r} stands where @attribute or @data should")
     else:

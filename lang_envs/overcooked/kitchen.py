@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
 
+from lang_envs.storage import storable
+
 Cell = tuple[int, int]
 
 HELD: Cell = (-1, -1)
@@ -46,6 +48,7 @@ DISHES: tuple[tuple[str, ...], ...] = (
 """The ingredients of each dish, in the order of the symbolic observation's one-hot."""
 
 
+@storable
 class State(NamedTuple):
     """All that changes in a kitchen; hashable, so that it can be a key.
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from lang_envs.storage import storable
+
 ROOMS = ("kitchen", "bathroom", "bedroom", "living room")
 HANDS = 2
 HELD = -1
@@ -57,6 +59,7 @@ def identifier(name: str) -> str:
     return name.replace(" ", "").lower()
 
 
+@storable
 class State(NamedTuple):
     """A situation; things are counted as in :attr:`Household.things`.
 

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lang_envs.files import read_text
 from lang_envs.virtualhome.household import ROOMS, Thing, identifier
 from lang_envs.virtualhome.task import Conditions, Task, keywords
+
+_MAX_BYTES, _MAX_DEPTH = 1 << 16, 20
+"""A task takes a few thousand bytes; PyYAML needs seconds for so many."""
 
 
 def put_away(
@@ -150,12 +154,29 @@ def load_task(task: Task | Mapping[str, Any] | str | Path) -> Task:
         raise ValueError(f"task: {task!r} is neither a .yaml file nor one of {', '.join(TASKS)}.{hint}")
     if not path.is_file():
         raise FileNotFoundError(f"task: there is no file {str(path)!r}")
-    import yaml
-
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        read = _read_yaml(read_text(path, _MAX_BYTES))
         if not isinstance(read, Mapping):
             raise ValueError(f"a task is a mapping of its fields, not {type(read).__name__}")
         return load_task(read)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error!s:.2000}") from None
+
+
+def _read_yaml(text: str) -> Any:
+    """YAML without aliases, with which a few hundred bytes can say billions of values, and of little depth."""
+    import yaml
+
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("it holds an alias (*name), and tasks are read without them: write the value again")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:  # PyYAML takes time in the square of it
+                raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except (AttributeError, LookupError, TypeError, OverflowError) as error:  # of tags that do not fit their values
+        raise ValueError(f"a value has a tag that does not fit it: {error!r}") from None

@@ -13,6 +13,7 @@ from benchmarks.programs import write_programs
 from benchmarks.run import tabulate_programs
 
 ENV = "DataSciCoding-breast-w-v0"
+OUTCOME = {"return": 0.5, "success": 0.5, "episodes": 4}
 
 
 def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None]) -> BenchmarkConfig:
@@ -27,13 +28,13 @@ def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None])
         cell.path.mkdir(parents=True)
         score = best[cell.algo, cell.seed]
         lines = [
-            {"step": 10 * k, "iteration": k, "timing": {}}
+            {"step": 10 * k, "iteration": k, "timing": {"rollout_seconds": 1.0, "learn_seconds": 2.0}}
             | {"reward": cell.seed if k > 18 else -1, "works": 0.5 if k > 18 else 0}
             | ({} if score is None else {"best_score": score, "score": score - (k < 10)})
             for k in range(1, 21)
         ]
         (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (cell.path / RESULT_FILE).write_text('{"sampled": {}, "greedy": {}}')
+        (cell.path / RESULT_FILE).write_text(json.dumps(dict.fromkeys(("sampled", "greedy"), OUTCOME)))
         if score is not None:
             (cell.path / "best_program.py").write_text(f"score = {score}")
     return config
@@ -92,8 +93,12 @@ def test_the_same_agent_on_the_same_set_twice_is_refused(tmp_path: Path) -> None
         ("poad/seed-0/result.json", lambda text: "{", "result.json is damaged"),
         ("poad/seed-0/best_program.py", None, "best_program.py is gone"),
         ("config.json", lambda text: text[:50], "config.json is damaged"),
-        ("config.json", lambda text: "{}", "config.json is no configuration of this version: KeyError"),
-        ("config.json", lambda text: text.replace('"steps"', '"strides"'), "no configuration of this version"),
+        ("config.json", lambda text: "{}", r"config\.json is not of this version: .algo. is missing"),
+        (
+            "config.json",
+            lambda text: text.replace('"steps"', '"strides"'),
+            r"config\.json is not of this version, which has no .strides.",
+        ),
     ],
 )
 def test_what_is_damaged_is_named(tmp_path: Path, name: str, damage: Callable[[str], str] | None, message: str) -> None:

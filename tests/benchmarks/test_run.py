@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,16 @@ def test_the_papers_presets_are_settings_of_our_agents(algo: str, world: str) ->
     assert settings.behaviour == "candidates"
     assert settings.epochs == (1 if algo == "twosome" else 5)
     assert settings.gamma == (0.99 if world.startswith("Overcooked") else 0.95)
+
+
+def test_the_wide_preset_is_the_papers_with_rollouts_of_one_step_in_many_environments() -> None:
+    config = BenchmarkConfig(env="DataSciCoding-balance-scale-v0", preset="paper-wide", model="a/7b")
+    narrow = replace(config, preset="paper")
+    assert (config.usual.num_envs, config.usual.rollout_steps) == (128, 1)
+    assert config.usual.steps == narrow.usual.steps
+    assert config.agent_options("poad", 0) == narrow.agent_options("poad", 0)
+    with pytest.raises(ValueError, match="'paper-wide' is for DataSciCoding"):
+        preset_settings("paper-wide", "Overcooked-tomato-salad-v0", "poad")
 
 
 def test_variants_carry_their_own_settings() -> None:

@@ -8,6 +8,7 @@ import pytest
 import lang_envs
 from benchmarks.presets import preset_settings
 from benchmarks.throughput.large import SHAPES, NaivePOAD, parameters_of_layers
+from benchmarks.throughput.scoring import naive_features
 from trainers.agents.poad import POAD
 from trainers.rollout import begin, collect
 
@@ -28,7 +29,14 @@ def test_the_naive_agent_decides_and_values_as_the_fast_one_does() -> None:
             before, after = a.memory.assessment, b.memory.assessment
             assert before.token_log_probs == pytest.approx(after.token_log_probs, abs=1e-4)
             assert before.action_log_probs == pytest.approx(after.action_log_probs, abs=1e-4)
-            assert before.values[a.memory.nodes] == pytest.approx(after.values[b.memory.nodes], abs=1e-4)
+    taken = [d.memory for row in found[0].decisions for d in row]
+    rows = [(memory.question[0], memory.tokens) for memory in taken]
+    features = naive_features(naive.language_model, rows)
+    values = naive.policy.critic(features)[..., 0].detach().numpy()
+    asked = fast.policy.values([memory.question for memory in taken])
+    for memory, own, others in zip(taken, asked, values, strict=True):
+        nodes = memory.question[1].path_nodes[memory.choice, : memory.length]
+        assert own[nodes] == pytest.approx(others[: memory.length], abs=1e-4)
     ours, theirs = (agent._batch(rollout) for agent, rollout in zip((fast, naive), found, strict=True))
     assert ours.advantages.numpy() == pytest.approx(theirs.advantages.numpy(), abs=1e-3)
     assert np.isfinite(naive.learn(found[1])["policy_loss"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 import trainers
 from lang_envs import LanguageEnv, TokenEnv, Transition
-from trainers import Decision, check_agent
+from trainers import Decision, Rollout, check_agent
 from trainers.agents import agent_class
 from trainers.agents.common import PPOAgent
 from trainers.credit import action_gae
@@ -226,18 +227,32 @@ def test_an_agent_learns_the_better_of_two_phrases(name: str) -> None:
     assert np.mean([decision.text == "chop" for row in played.decisions for decision in row]) > 0.9
 
 
+def phrases(infos: Sequence[dict[str, Any]]) -> list[Any]:
+    return [info["available_actions"] for info in infos]
+
+
+def credited(agent: PPOAgent, rollout: Rollout) -> tuple[Any, ...]:
+    """What an agent hands to its credit assignment: rewards, values, mask and next values."""
+    with mock.patch.object(agent, "credit", wraps=agent.credit) as credit:
+        agent._batch(rollout)
+    rewards, values, mask, next_values, *_ = credit.call_args.args
+    return rewards, values, mask, next_values
+
+
 def test_with_no_discount_inside_actions_the_first_tokens_advantage_is_the_actions(make_envs: Envs) -> None:
     envs = make_envs(2)
     agent: PPOAgent = trainers.make("poad", envs, seed=5)
     torch.nn.init.normal_(agent.policy.critic[-1].weight)
     rollout = play(agent, envs, 12)
     batch = agent._batch(rollout)
-    values = np.array([[decision.memory.assessment.values[0] for decision in row] for row in rollout.decisions])
-    memories = [[decision.memory for decision in row] for row in rollout.decisions]
+    asked = [decision.memory.question for row in rollout.decisions for decision in row]
+    values = np.array([nodes[0] for nodes in agent.policy.values(asked)]).reshape(rollout.rewards.shape)
+    last = [agent.question(*pair) for pair in zip(rollout.last_observations, phrases(rollout.last_infos), strict=True)]
+    following = np.concatenate([values[1:], [[nodes[0] for nodes in agent.policy.values(last)]]])
     expected, _ = action_gae(
         rollout.rewards,
         values,
-        agent._next_values(rollout, memories),
+        np.where(rollout.episode_ends, 0.0, following),
         rollout.episode_ends,
         gamma=0.99**rollout.durations,
         gae_lambda=0.95,
@@ -259,13 +274,13 @@ def test_what_follows_a_truncation_is_the_value_of_the_final_observation(make_en
 
     rollout = collect(Idle(), envs, begin(envs, seed=0), 205, discount=0.99)
     assert len(rollout.final) == 2, agent
-    memories = [[decision.memory for decision in row] for row in rollout.decisions]
-    next_values = learner._next_values(rollout, memories)
+    *_, next_values = credited(learner, rollout)
     for (t, n), (observation, info) in rollout.final.items():
-        (assessed,) = learner._assess([learner._root_question(observation, info)])
-        assert next_values[t, n] == assessed.values[0] != 0
+        (values,) = learner.policy.values([learner.question(observation, info["available_actions"])])
+        assert next_values[t, n] == pytest.approx(values[0], abs=1e-5) != 0
     learner.settings = type(learner.settings)(**{**vars(learner.settings), "truncation_is_termination": True})
-    assert all(learner._next_values(rollout, memories)[key] == 0 for key in rollout.final)
+    *_, next_values = credited(learner, rollout)
+    assert all(next_values[key] == 0 for key in rollout.final)
 
 
 def test_actions_are_drawn_with_the_policys_probabilities(make_envs: Envs) -> None:

@@ -219,7 +219,7 @@ def test_last_and_best_checkpoints_are_kept_and_no_others(tmp_path: Path) -> Non
     shutil.copytree(tmp_path / "step-0000000004", tmp_path / "last")
     save(5, False)
     assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 5}, "or followed them"
-    (tmp_path / "step-0000000005" / "progress.pkl").write_bytes(b"")
+    (tmp_path / "step-0000000005" / "progress.json").write_bytes(b"")
     with pytest.raises(ValueError, match=r"step-0000000005 cannot be loaded: .* delete"):
         load_checkpoint(tmp_path, lambda folder: None)
 
@@ -273,7 +273,8 @@ def test_environments_in_processes_of_their_own_train_and_resume_alike(tmp_path:
         return gym.make_vec(WORLD, num_envs=2, vectorization_mode="async", vector_kwargs=kwargs)
 
     whole = envs()
-    train(trainers.make("random", whole, seed=2), whole, 64, run_dir=tmp_path / "whole", rollout_steps=8)
+    agent = trainers.make("random", whole, seed=2)
+    train(agent, whole, 64, run_dir=tmp_path / "whole", rollout_steps=8, checkpoint_every=1)
     whole.close()
     for resume, steps in ((False, 32), (True, 64)):
         part = envs()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainers.prefix_tree import along, build_tree, pack, packed_length, split
+from trainers.prefix_tree import PART, PrefixTree, along, build_tree, pack, split
 
 CANDIDATES = ((5, 6, 7, 2), (5, 6, 2), (5, 8, 2), (9, 2))
 
@@ -22,7 +22,7 @@ def test_every_node_knows_its_beginnings() -> None:
         nodes = tree.path_nodes[row, : len(candidate)]
         assert tree.node_depths[nodes].tolist() == list(range(len(candidate)))
         assert tree.node_tokens[nodes[1:]].tolist() == list(candidate[:-1])
-        assert tree.ancestors[nodes[-1]].nonzero()[0].tolist() == sorted(nodes.tolist())
+        assert tree.parents[nodes].tolist() == [-1, *nodes[:-1]]
 
 
 def test_shared_beginnings_are_kept_once_and_whole_candidates_not_at_all() -> None:
@@ -60,23 +60,87 @@ def test_candidates_that_make_no_tree_are_refused(candidates: tuple[tuple[int, .
         build_tree(candidates)
 
 
-def test_packed_tokens_attend_to_what_stands_before_them_in_their_candidate_alone() -> None:
-    questions = [((11, 12, 13), build_tree(CANDIDATES)), ((14,), build_tree(((5, 6, 2),)))]
+def random_candidates(count: int, tokens: int = 12, longest: int = 6) -> tuple[tuple[int, ...], ...]:
+    rng = np.random.default_rng(count)
+    found: set[tuple[int, ...]] = set()
+    while len(found) < count:
+        found.add((*rng.integers(5, 5 + tokens, rng.integers(1, longest)).tolist(), 2))
+    return tuple(rng.permutation(np.array(sorted(found), dtype=object)).tolist())
+
+
+def packed_questions() -> list[tuple[tuple[int, ...], PrefixTree]]:
+    """Two of them with one prompt, one with a tree of several parts, one without inner nodes."""
+    return [
+        ((11, 12, 13), build_tree(CANDIDATES)),
+        ((14,), build_tree(((5, 6, 2),))),
+        ((11, 12, 13), build_tree(random_candidates(400))),
+        ((15, 16), build_tree(((2,),))),
+    ]
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_packed_tokens_attend_to_the_tokens_before_them_in_their_candidate_alone(multiple: int) -> None:
+    questions = packed_questions()
+    batch = pack(questions, pad_id=0, multiple=multiple)
+    _, depth, keys = batch.visible.shape
+    assert keys % multiple == 0
+    prompt_columns = batch.prompts * batch.width
+    for b, (prompt, tree) in enumerate(questions):
+        columns = batch.columns[batch.starts[b] : batch.starts[b + 1]]
+        for row, candidate in enumerate(tree.candidates):
+            for position, node in enumerate(tree.path_nodes[row, : len(candidate)]):
+                column = columns[node]
+                if node == 0:  # a root is the last token of its prompt, which is causal
+                    seen = np.arange(column // batch.width * batch.width, column + 1)
+                else:
+                    part, own = divmod(column - prompt_columns, depth)
+                    keys_seen = np.flatnonzero(batch.visible[part, own])
+                    first = prompt_columns + part * depth - batch.width
+                    start = batch.owners[part] * batch.width
+                    seen = np.where(keys_seen < batch.width, start + keys_seen, first + keys_seen)
+                seen = seen[np.argsort(batch.position_ids[seen])]
+                assert batch.input_ids[seen].tolist() == [*prompt, *candidate[:position]]
+                assert batch.position_ids[seen].tolist() == list(range(len(prompt) + position))
+
+
+def test_edges_and_paths_of_a_batch_spell_the_candidates() -> None:
+    questions = packed_questions()
     batch = pack(questions, pad_id=0)
-    for row, (prompt, tree) in enumerate(questions):
-        for candidate_row, candidate in enumerate(tree.candidates):
-            nodes = tree.path_nodes[candidate_row, : len(candidate)]
-            for position, node in enumerate(nodes):
-                column = batch.root + node
-                seen = np.flatnonzero(batch.attention[row, column])
-                by_position = sorted(seen, key=lambda c: batch.position_ids[row, c])
-                assert batch.input_ids[row, by_position].tolist() == [*prompt, *candidate[:position]]
-                assert batch.position_ids[row, by_position].tolist() == list(range(len(prompt) + position))
+    for b, (_, tree) in enumerate(questions):
+        for row, candidate in enumerate(tree.candidates):
+            edges = batch.paths[b, row, batch.mask[b, row]]
+            assert tuple(batch.edge_tokens[edges]) == candidate
+            assert (
+                batch.edge_nodes[edges].tolist() == (batch.starts[b] + tree.path_nodes[row, : len(candidate)]).tolist()
+            )
+
+
+def test_equal_prompts_are_encoded_once() -> None:
+    batch = pack(packed_questions(), pad_id=0)
+    assert batch.prompts == 3
+    ids = batch.input_ids[: batch.prompts * batch.width].reshape(batch.prompts, -1)
+    assert ids.tolist() == [[11, 12, 13], [14, 0, 0], [15, 16, 0]]
+
+
+def test_wide_trees_are_split_into_parts_that_hold_every_node_with_its_ancestors() -> None:
+    tree = build_tree(random_candidates(2000))
+    parts = tree.parts
+    assert max(len(part.nodes) for part in parts) <= PART + 4  # the last candidate of a part has up to 5
+    assert set(np.concatenate([part.nodes for part in parts])) == set(range(1, len(tree.parents)))
+    total = sum(len(part.nodes) for part in parts)
+    assert total < 1.1 * len(tree.parents), "few nodes are in two parts"
+    for part in parts:
+        for row, node in enumerate(part.nodes):
+            ancestors = []
+            while node:
+                ancestors.append(node)
+                node = tree.parents[node]
+            assert part.nodes[part.visible[row]].tolist() == ancestors[::-1]
 
 
 def test_no_row_of_the_mask_is_empty() -> None:
-    batch = pack([((11, 12, 13), build_tree(CANDIDATES)), ((14,), build_tree(((5, 2),)))], pad_id=0)
-    assert batch.attention.any(-1).all()
+    batch = pack([((11, 12, 13), build_tree(CANDIDATES)), ((14,), build_tree(((5, 7, 2),)))], pad_id=0)
+    assert batch.visible.any(-1).all()
 
 
 def test_an_empty_prompt_is_refused() -> None:
@@ -84,12 +148,20 @@ def test_an_empty_prompt_is_refused() -> None:
         pack([((), build_tree(((5, 2),)))], pad_id=0)
 
 
-def test_groups_hold_every_question_once_and_keep_to_their_size() -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_groups_hold_every_question_once_and_keep_to_their_size(packed: bool) -> None:
     rng = np.random.default_rng(0)
-    questions = [(tuple(range(1, 2 + int(n))), build_tree(((5, 6, 2), (7, 2)))) for n in rng.integers(1, 40, size=50)]
-    groups = split(questions, tokens=128)
+    trees = [build_tree(((5, 6, 2), (7, 2))), build_tree(CANDIDATES)]
+    questions = [(tuple(range(1, 2 + int(n))), trees[n % 2]) for n in rng.integers(1, 40, size=50)]
+    groups = split(questions, tokens=256, packed=packed)
     assert sorted(index for group in groups for index in group) == list(range(50))
     for group in groups:
-        widest = max(packed_length(questions[index]) for index in group)
-        assert len(group) == 1 or len(group) * widest <= 128
-    assert split(questions, tokens=1) and all(len(group) == 1 for group in split(questions, tokens=1))
+        chosen = [questions[index] for index in group]
+        if packed:
+            cost = len(pack(chosen, 0).input_ids)
+        else:
+            rows = [len(prompt) + len(candidate) for prompt, tree in chosen for candidate in tree.candidates]
+            cost = len(rows) * max(rows)
+        assert len(group) == 1 or cost <= 256
+    alone = split(questions, tokens=1, packed=packed)
+    assert all(len({questions[index][0] for index in group}) == 1 for group in alone)

@@ -51,13 +51,7 @@ def test_every_agent_trains_evaluates_and_resumes_on_a_gpu(trained: list[dict[st
     assert all(line["resumed_equals_whole"] for line in trained)
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "waits",
-        pytest.param("waits_resumed", marks=pytest.mark.xfail(strict=True, reason="Adam's step goes to the device")),
-    ],
-)
+@pytest.mark.parametrize("way", ["waits", "waits_resumed"])
 def test_few_synchronisations_in_a_minibatch(trained: list[dict[str, Any]], way: str) -> None:
     for line in trained:
         count = sum(line[way].values()) / line["minibatches"]

@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import torch
-from peft import load_peft_weights, set_peft_model_state_dict
-from safetensors.torch import load_file, save_file
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import save_file
 
 from trainers import ppo
 from trainers.agent import Decision, Rollout
+from trainers.agent_state import load_optimizer, load_state, load_tensors, save_state
 from trainers.agents.settings import Settings, resolve
+from trainers.features import FeatureStore
 from trainers.language_model import LanguageModel, load_language_model
 from trainers.policy import Assessment, LanguagePolicy, Scores
 from trainers.prefix_tree import Question, Tokens, along, build_tree
@@ -42,20 +44,20 @@ class Memory:
     @property
     def length(self) -> int:
         """Number of tokens of the action."""
-        return len(self.question[1].candidates[self.choice])
+        return len(self.tokens)
 
     @property
-    def nodes(self) -> np.ndarray:
-        """The node before each token of the action: int64 array (length,)."""
-        return self.question[1].path_nodes[self.choice, : self.length]
+    def tokens(self) -> Tokens:
+        """The tokens of the action."""
+        return self.question[1].candidates[self.choice]
 
 
 @dataclass(frozen=True)
 class Batch:
     """The B decisions of a rollout, as tensors over U units: tokens, or one unit for the whole action.
 
-    ``decisions`` are their memories; the tensors have shape (B, U), but for ``features`` (M, hidden): one row for each
-    distinct node of a question, to which ``nodes`` points.
+    ``decisions`` are their memories; the tensors have shape (B, U). ``nodes`` are the rows of the feature store at
+    which units are valued.
     """
 
     decisions: list[Memory]
@@ -65,7 +67,6 @@ class Batch:
     advantages: torch.Tensor
     returns: torch.Tensor
     nodes: torch.Tensor
-    features: torch.Tensor
 
 
 class PPOAgent(ABC):
@@ -119,6 +120,7 @@ class PPOAgent(ABC):
             quantize=resolved.quantize,
             gradient_checkpointing=resolved.gradient_checkpointing,
             temperature=resolved.temperature,
+            tokens_per_forward=resolved.tokens_per_forward,
         )
         _check_tokenizers(self.world_tokenizer, language_model)
         language_model.packs &= resolved.packing
@@ -128,8 +130,10 @@ class PPOAgent(ABC):
             behaviour=resolved.behaviour,
             normalisation=resolved.normalisation,
             critic_hidden=resolved.critic_hidden,
-            tokens_per_forward=resolved.tokens_per_forward,
         )
+        # No two texts are alike in free text: nothing would be found again.
+        kept = 0 if resolved.behaviour == "free" else resolved.feature_cache_mib
+        self._features = FeatureStore(language_model, kept << 20)
         self.max_action_tokens = min(resolved.max_action_tokens or space.max_length, space.max_length)
         self._adapter = language_model.trainable_parameters()
         self._critic = list(self.policy.critic.parameters())
@@ -160,8 +164,11 @@ class PPOAgent(ABC):
         """
 
     @abstractmethod
-    def units_of(self, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
-        """The nodes at which the units of a decision are valued, and their log-probabilities then; arrays (U,)."""
+    def units_of(self, memory: Memory) -> tuple[Tokens, np.ndarray]:
+        """The tokens that the critic reads behind the prompt of a decision, and the log-probabilities of units then.
+
+        The units are valued after the prompt and after each of these tokens: U − 1 tokens, and an array (U,).
+        """
 
     @abstractmethod
     def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
@@ -262,17 +269,20 @@ class PPOAgent(ABC):
         questions = list(members)
         units = batch.mask[rows].sum()
         totals = torch.zeros(4, device=batch.mask.device)
+        worst = 0.0
         self._actor_optimizer.zero_grad(set_to_none=True)
-        for _, group in self.policy.groups(questions):
-            where = [(i, row, choice) for i, question in enumerate(group) for row, choice in members[question]]
+        for _, packed in self.language_model.groups(questions):
+            where = [
+                (i, row, choice) for i, question in enumerate(packed.questions) for row, choice in members[question]
+            ]
             index = torch.tensor([i for i, _, _ in where], device=batch.mask.device)
             chosen = [row for _, row, _ in where]
             choices = torch.tensor([choice for _, _, choice in where], device=batch.mask.device)
-            scores = self.policy.score(self.policy.pack(group), with_node_entropies=by_token)
+            scores = self.policy.score(packed, with_node_entropies=by_token)
             mask, old = batch.mask[chosen], batch.old_log_probs[chosen]
             log_probs = _to_width(self.unit_log_probs(scores, index, choices), mask.shape[1])
             if first:
-                self._check_first_ratio(log_probs, old, mask)
+                worst = max(worst, self._first_ratio_error(log_probs, old, mask))
             policy_loss = ppo.clipped_policy_loss(log_probs, old, advantages[chosen], mask, settings.clip) / units
             if settings.entropy_level == "token":
                 entropy = scores.node_entropies[index, choices].sum() / self._tokens(batch, rows)
@@ -285,6 +295,8 @@ class PPOAgent(ABC):
                 totals += torch.stack([policy_loss, entropy, kl, outside])
         loss, entropy_, kl_, outside_ = totals.tolist()
         metrics.add(policy_loss=loss, entropy=entropy_, approximate_kl=kl_, clip_fraction=outside_)
+        if first:
+            metrics.add(first_ratio_error=worst)
         if kl_ > settings.kl_threshold:
             return False
         norm = torch.nn.utils.clip_grad_norm_(self._adapter, settings.max_grad_norm)
@@ -311,7 +323,7 @@ class PPOAgent(ABC):
         settings, mask = self.settings, batch.mask[rows]
         # In a world of few situations most units stand at the same nodes, whose value is computed once.
         nodes, where = torch.unique(batch.nodes[rows], return_inverse=True)
-        values = self.policy.critic(batch.features[nodes])[..., 0][where]
+        values = self.policy.critic(self._features.features[nodes].float())[..., 0][where]
         loss = ppo.clipped_value_loss(values, batch.old_values[rows], batch.returns[rows], mask, settings.clip)
         loss = settings.value_coefficient * loss / mask.sum()
         self._critic_optimizer.zero_grad(set_to_none=True)
@@ -320,12 +332,19 @@ class PPOAgent(ABC):
         self._critic_optimizer.step()
         metrics.add(value_loss=loss.item(), critic_grad_norm=float(norm))
 
-    def _check_first_ratio(self, log_probs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> None:
-        """Before the first step the policy is the one that acted; in full precision that must show."""
-        if self.language_model.model.dtype == torch.float32 and self.settings.quantize is None:
-            worst = (log_probs - old)[mask].abs().max().item()
-            if worst > _RATIO_TOLERANCE:
-                raise RuntimeError(f"the policy's log-probabilities differ by {worst} from those it acted with")
+    def _first_ratio_error(self, log_probs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> float:
+        """Largest |log ratio| before the first step, when the policy is the one that acted.
+
+        Raises
+        ------
+        RuntimeError
+            If it is not small in full precision. In half precision the metric ``first_ratio_error`` shows it.
+        """
+        worst = (log_probs - old)[mask].abs().max().item()
+        exact = self.language_model.model.dtype == torch.float32 and self.settings.quantize is None
+        if exact and worst > _RATIO_TOLERANCE:
+            raise RuntimeError(f"the policy's log-probabilities differ by {worst} from those it acted with")
+        return worst
 
     @staticmethod
     def _tokens(batch: Batch, rows: np.ndarray) -> int:
@@ -333,77 +352,74 @@ class PPOAgent(ABC):
 
     def _batch(self, rollout: Rollout) -> Batch:
         """The rollout's valid decisions with their credit."""
-        steps, n = rollout.rewards.shape
         memories: list[list[Memory]] = [[decision.memory for decision in row] for row in rollout.decisions]
         units = [[self.units_of(memory) for memory in row] for row in memories]
-        width = max(len(nodes) for row in units for nodes, _ in row)
-        mask = np.zeros((steps, n, width), dtype=bool)
-        values, log_probs = np.zeros(mask.shape), np.zeros(mask.shape)
-        for t, i in np.argwhere(rollout.valid):
-            nodes, unit_log_probs = units[t][i]
-            mask[t, i, : len(nodes)] = True
-            values[t, i, : len(nodes)] = memories[t][i].assessment.values[nodes]
-            log_probs[t, i, : len(nodes)] = unit_log_probs
+        following = self._following(rollout)
+        rows = self._features.rows(
+            [
+                (m.question[0], read)
+                for own, row in zip(units, memories, strict=True)
+                for m, (read, _) in zip(row, own, strict=True)
+            ]
+            + [(prompt, ()) for prompt in following.values()]
+        )
+        width = max(map(len, rows))
+        nodes = np.zeros((*rollout.rewards.shape, width), dtype=np.int64)
+        mask = np.zeros(nodes.shape, dtype=bool)
+        log_probs = np.zeros(nodes.shape)
+        for (t, i), own in zip(np.ndindex(rollout.rewards.shape), rows, strict=False):
+            nodes[t, i, : len(own)] = own
+            mask[t, i, : len(own)] = rollout.valid[t, i]
+            log_probs[t, i, : len(own)] = units[t][i][1]
+        last = np.array([own[0] for own in rows[rollout.rewards.size :]])
+        values, next_values = self._values(nodes, dict(zip(following, last, strict=True)), rollout)
         advantages, returns = self.credit(
             rollout.rewards,
-            values,
+            np.where(mask, values, 0.0),
             mask,
-            self._next_values(rollout, memories),
+            next_values,
             rollout.episode_ends,
             self.gamma ** (rollout.durations if self.settings.discount_by_time else np.ones_like(rollout.durations)),
         )
         device = self.language_model.device
-        where = np.argwhere(rollout.valid)
-        decisions = [memories[t][i] for t, i in where]
-        nodes = np.zeros((len(where), width), dtype=np.int64)
-        features: list[torch.Tensor] = []
-        first_rows: dict[int, int] = {}
-        count = 0
-        for row, (t, i) in enumerate(where):
-            assessment = memories[t][i].assessment
-            if id(assessment) not in first_rows:
-                first_rows[id(assessment)] = count
-                features.append(assessment.features)
-                count += len(assessment.features)
-            nodes[row, : len(units[t][i][0])] = first_rows[id(assessment)] + units[t][i][0]
 
         def flat(array: np.ndarray) -> torch.Tensor:
             rows = array[rollout.valid]
-            return torch.from_numpy(rows if rows.dtype == bool else rows.astype(np.float32)).to(device)
+            return torch.from_numpy(rows.astype(np.float32) if rows.dtype == np.float64 else rows).to(device)
 
         return Batch(
-            decisions,
+            [memories[t][i] for t, i in np.argwhere(rollout.valid)],
             flat(mask),
-            flat(log_probs),
-            flat(values),
+            flat(np.where(mask, log_probs, 0.0)),
+            flat(np.where(mask, values, 0.0)),
             flat(advantages),
             flat(returns),
-            torch.from_numpy(nodes).to(device),
-            torch.cat(features),
+            flat(nodes),
         )
 
-    def _next_values(self, rollout: Rollout, memories: list[list[Memory]]) -> np.ndarray:
-        """The value of what follows each step, before any token is said: float64 array (T, N)."""
-        roots = np.array([[memory.assessment.values[0] for memory in row] for row in memories])
-        final = [] if self.settings.truncation_is_termination else list(rollout.final)
-        following = [
-            *zip(rollout.last_observations, rollout.last_infos, strict=True),
-            *(rollout.final[key] for key in final),
-        ]
-        assessments = self._assess([self._root_question(*pair) for pair in following])
-        n = len(rollout.last_infos)
-        next_values = np.concatenate([roots[1:], [[assessment.values[0] for assessment in assessments[:n]]]])
-        next_values[rollout.episode_ends] = 0.0
-        for (t, i), assessment in zip(final, assessments[n:], strict=True):
-            next_values[t, i] = assessment.values[0]
-        return next_values
+    def _following(self, rollout: Rollout) -> dict[tuple[int, int], Tokens]:
+        """The prompts of what follows a last step or a truncation, by (t, n); a termination is followed by nothing."""
+        last = {(len(rollout.rewards) - 1, int(n)) for n in np.flatnonzero(~rollout.episode_ends[-1])}
+        following = {key: rollout.last_observations[key[1]] for key in sorted(last)}
+        if not self.settings.truncation_is_termination:
+            following |= {key: observation for key, (observation, _) in rollout.final.items()}
+        return {key: self._prompt(observation) for key, observation in following.items()}
 
-    def _root_question(self, observation: np.ndarray, info: dict[str, Any]) -> Question:
-        """A question that values an observation; of what may be said only that there is something."""
-        phrases = info.get("available_actions")
-        if self.settings.behaviour == "free" or not phrases:
-            return self._prompt(observation), build_tree(((self.tokenizer.end_id,),))
-        return self.question(observation, phrases)
+    @torch.no_grad()
+    def _values(
+        self, nodes: np.ndarray, following: dict[tuple[int, int], int], rollout: Rollout
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Values at the rows ``nodes`` (T, N, U), and of what follows each step before any token is said (T, N)."""
+        distinct, where = np.unique([*nodes.ravel(), *following.values()], return_inverse=True)
+        features = self._features.features[torch.from_numpy(distinct).to(self.language_model.device)]
+        found = self.policy.critic(features.float())[..., 0].double().cpu().numpy()[where]
+        values = found[: nodes.size].reshape(nodes.shape)
+        next_values = np.zeros(rollout.rewards.shape)
+        next_values[:-1] = values[1:, :, 0]
+        next_values[rollout.episode_ends] = 0.0
+        for key, value in zip(following, found[nodes.size :], strict=True):
+            next_values[key] = value
+        return values, next_values
 
     def _anneal(self) -> None:
         total = self.settings.anneal_decisions
@@ -423,11 +439,12 @@ class PPOAgent(ABC):
             "class": type(self).__qualname__,
             "actor_optimizer": self._actor_optimizer.state_dict(),
             "critic_optimizer": self._critic_optimizer.state_dict(),
+            "features": self._features.state(),
             "decisions_learnt": self._decisions_learnt,
             "random": self.random.bit_generator.state,
             "settings": asdict(self.settings),
         }
-        torch.save(state, folder / "agent.pt")
+        save_state(folder, state)
 
     def load(self, folder: Path) -> None:
         """Go on from what :meth:`save` wrote; settings that differ from those it was saved with are warned of.
@@ -435,19 +452,24 @@ class PPOAgent(ABC):
         Raises
         ------
         ValueError
-            If the folder holds no agent, or one of another class.
+            If the folder holds no agent, a damaged one, or one of another class or shape.
         """
-        if not (folder / "agent.pt").is_file():
-            raise ValueError(f"{folder} holds no saved agent (no agent.pt)")
-        device = self.language_model.device
-        state = torch.load(folder / "agent.pt", map_location=device, weights_only=True)
+        state = load_state(
+            folder, "class", "actor_optimizer", "critic_optimizer", "features", "decisions_learnt", "random", "settings"
+        )
+        if type(state["decisions_learnt"]) is not int or not isinstance(state["settings"], dict):
+            raise ValueError(f"{folder} holds an agent whose decisions_learnt or settings are of another type")
         if state["class"] != type(self).__qualname__:
             raise ValueError(f"{folder} holds a {state['class']}, and this is a {type(self).__qualname__}")
-        weights = load_peft_weights(str(folder / ADAPTER_FOLDER), device=str(device))
-        set_peft_model_state_dict(self.language_model.model, weights)
-        self.policy.critic.load_state_dict(load_file(folder / "critic.safetensors", device=str(device)))
-        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        model, device = self.language_model.model, str(self.language_model.device)
+        weights = load_tensors(folder / ADAPTER_FOLDER / "adapter_model.safetensors", device)
+        if weights.keys() != get_peft_model_state_dict(model, save_embedding_layers=False).keys():
+            raise ValueError(f"{folder / ADAPTER_FOLDER} holds an adapter of other layers")
+        set_peft_model_state_dict(model, weights)
+        self.policy.critic.load_state_dict(load_tensors(folder / "critic.safetensors", device))
+        self._features.load_state(state["features"])
+        load_optimizer(self._actor_optimizer, state["actor_optimizer"])
+        load_optimizer(self._critic_optimizer, state["critic_optimizer"])
         self._decisions_learnt = state["decisions_learnt"]
         for name, value in asdict(self.settings).items():
             if name in state["settings"] and state["settings"][name] != value:

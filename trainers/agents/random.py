@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lang_envs.files import read_json
 from trainers.agent import Decision, Rollout
 from trainers.agents.common import world_attribute
 
@@ -34,4 +35,4 @@ class RandomAgent:
         (folder / "random.json").write_text(json.dumps(self.random.bit_generator.state))
 
     def load(self, folder: Path) -> None:
-        self.random.bit_generator.state = json.loads((folder / "random.json").read_text())
+        self.random.bit_generator.state = read_json(folder / "random.json")

@@ -89,6 +89,9 @@ class Settings:
     """Compute activations again in the backward pass instead of keeping them."""
     tokens_per_forward: int = 16384
     """At most this many padded tokens go through the model at once; gradients add up over the parts."""
+    feature_cache_mib: int = 256
+    """Features of the frozen base model are kept for the whole run up to this many MiB; 0 computes them for each
+    rollout. Not used with behaviour=free, where texts do not return."""
     packing: bool = True
     """Score candidates as a tree behind one prompt; False scores each by itself (slow; for comparison)."""
     seed: int = 0
@@ -116,7 +119,14 @@ class Settings:
         for name in ("actor_lr", "critic_lr", "clip", "max_grad_norm", "kl_threshold", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive and finite")
-        for name in ("value_coefficient", "entropy_coefficient", "advantage_std_floor", "anneal_decisions", "seed"):
+        for name in (
+            "value_coefficient",
+            "entropy_coefficient",
+            "advantage_std_floor",
+            "anneal_decisions",
+            "seed",
+            "feature_cache_mib",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 

@@ -12,6 +12,7 @@ from trainers.agents.common import Memory, PPOAgent
 from trainers.agents.settings import Settings, TokenLevelSettings
 from trainers.credit import token_gae
 from trainers.policy import Scores
+from trainers.prefix_tree import Tokens
 
 
 class TokenLevelAgent(PPOAgent):
@@ -47,8 +48,8 @@ class TokenLevelAgent(PPOAgent):
             gae_lambda_token=self.settings.gae_lambda_token,
         )
 
-    def units_of(self, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
-        return memory.nodes, memory.assessment.token_log_probs[memory.choice, : memory.length]
+    def units_of(self, memory: Memory) -> tuple[Tokens, np.ndarray]:
+        return memory.tokens[:-1], memory.assessment.token_log_probs[memory.choice, : memory.length]
 
     def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         return scores.token_log_probs[rows, choices]

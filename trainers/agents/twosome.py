@@ -11,6 +11,7 @@ from trainers.agents.common import Memory, PPOAgent
 from trainers.agents.settings import Settings, TwosomeSettings
 from trainers.credit import action_gae
 from trainers.policy import Scores
+from trainers.prefix_tree import Tokens
 
 
 class TWOSOME(PPOAgent):
@@ -33,8 +34,8 @@ class TWOSOME(PPOAgent):
         )
         return advantages[..., None], returns[..., None]
 
-    def units_of(self, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
-        return memory.nodes[:1], memory.assessment.action_log_probs[[memory.choice]]
+    def units_of(self, memory: Memory) -> tuple[Tokens, np.ndarray]:
+        return (), memory.assessment.action_log_probs[[memory.choice]]
 
     def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         return scores.action_log_probs[rows, choices][:, None]

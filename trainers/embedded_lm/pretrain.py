@@ -36,6 +36,8 @@ from lang_envs.datascicoding.prompts import Attempt, attempt, function_of, promp
 from lang_envs.datascicoding.scoring import RUN
 from lang_envs.sandbox import Limits, Sandbox
 from trainers.prefix_tree import Question, build_tree, pack, split
+from trainers.tree_attention import NAME as TREE_ATTENTION
+from trainers.tree_attention import packed_inputs
 
 FOLDER = Path(__file__).parent
 _LONGEST_FAILURE = 480  # characters, so that few prompts are much longer than all others
@@ -104,32 +106,25 @@ def random_coding(tokenizer: Tokenizer, failures: list[Attempt], rng: np.random.
 
 def losses(model: Any, questions: list[Question], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Nats of each observation and, the mean over its actions, of what is said behind it: float tensors (B,)."""
+    if model.config._attn_implementation != TREE_ATTENTION:
+        model.set_attn_implementation(TREE_ATTENTION)
     batch = pack(questions, pad_id)
-    attention = torch.from_numpy(batch.attention)
-    mask = torch.zeros(attention.shape).masked_fill_(~attention, torch.finfo(torch.float32).min)[:, None]
-    input_ids, position_ids, device = (
-        torch.from_numpy(batch.input_ids),
-        torch.from_numpy(batch.position_ids),
-        model.device,
-    )
-    logits = model(
-        input_ids=input_ids.to(device),
-        position_ids=position_ids.to(device),
-        attention_mask=mask.to(device),
-        use_cache=False,
-    ).logits
+    logits = model(**packed_inputs(batch, model.device, model.dtype), use_cache=False).logits[0]
     log_probs = logits.log_softmax(-1).cpu()
-    targets = input_ids[:, 1 : batch.root + 1]
-    said = log_probs[:, : batch.root].gather(-1, targets[..., None])[..., 0]
-    lengths = torch.tensor([len(prompt) for prompt, _ in questions])
-    inside = torch.arange(batch.root)[None] >= batch.root + 1 - lengths[:, None]
-    observation = -(said * inside).sum(-1)
 
-    rows = torch.arange(len(questions))[:, None]
-    edges = log_probs[:, batch.root :][rows, torch.from_numpy(batch.edge_nodes), torch.from_numpy(batch.edge_tokens)]
-    paths, path_mask = torch.from_numpy(batch.paths), torch.from_numpy(batch.mask)
-    tokens = edges.gather(1, paths.flatten(1)).view(paths.shape) * path_mask
-    return observation, -tokens.sum((1, 2)) / path_mask.any(-1).sum(-1)
+    prompts = (batch.prompts, batch.width)
+    ids = torch.from_numpy(batch.input_ids)[: batch.prompts * batch.width].view(prompts)
+    read = log_probs[: batch.prompts * batch.width].unflatten(0, prompts)[:, :-1]
+    read = read.gather(-1, ids[:, 1:, None])[..., 0]
+    lengths = torch.tensor([len(prompt) for prompt, _ in questions])
+    rows = torch.from_numpy(batch.columns[batch.starts[:-1]]) // batch.width
+    observation = -(read[rows] * (torch.arange(1, batch.width) < lengths[:, None])).sum(-1)
+
+    columns = torch.from_numpy(batch.columns[batch.edge_nodes])
+    edges = log_probs[columns, torch.from_numpy(batch.edge_tokens)]
+    mask = torch.from_numpy(batch.mask)
+    tokens = edges[torch.from_numpy(batch.paths)] * mask
+    return observation, -tokens.sum((1, 2)) / mask.any(-1).sum(-1)
 
 
 def sizes(questions: list[Question]) -> tuple[np.ndarray, np.ndarray]:

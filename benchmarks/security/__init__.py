@@ -1,0 +1,1 @@
+"""Measurements of what hostile files and faults do to the suite."""

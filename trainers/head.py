@@ -1,0 +1,110 @@
+"""The language-model head at the nodes of trees, without keeping logits of the whole vocabulary.
+
+A score needs one logit for each edge and, where every token of the vocabulary is a choice, one log-sum-exp for each
+node. The first takes a row of the head's weights for each edge; the second is computed in chunks of nodes together with
+its gradient, so that memory does not grow with nodes × vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+_CHUNK = 1 << 22
+"""At most this many logits exist at a time: 16 MiB of float32."""
+
+
+def edge_logits(head: nn.Linear, hidden: torch.Tensor, nodes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits of E edges in float32, whatever the model's dtype: float32 tensor (E,).
+
+    Parameters
+    ----------
+    hidden : tensor (N, hidden)
+        Last hidden states at the nodes.
+    nodes, tokens : int64 tensor (E,)
+        The node that each edge leaves, and its token.
+    """
+    logits = (hidden[nodes].float() * head.weight[tokens].float()).sum(-1)
+    return logits if head.bias is None else logits + head.bias[tokens].float()
+
+
+def vocabulary_statistics(
+    head: nn.Linear, hidden: torch.Tensor, vocabulary: int, temperature: float, *, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-sum-exp and entropy of softmax(logits / temperature) over the first ``vocabulary`` tokens.
+
+    Returns
+    -------
+    log_sum_exp : float32 tensor (N,)
+    entropy : float32 tensor (N,), in nats, or None
+        Both with gradients to ``hidden``, not to the head, which is frozen.
+    """
+    bias = None if head.bias is None else head.bias[:vocabulary]
+    log_sum_exp, entropy = _Statistics.apply(hidden, head.weight[:vocabulary], bias, temperature, with_entropy)
+    return log_sum_exp, entropy if with_entropy else None
+
+
+def float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``x @ weight.T`` with a float32 result: (…, in) and (out, in) to (…, out).
+
+    In half precision a GPU adds products up in float32 anyway; here that sum is not rounded.
+    """
+    if x.dtype == weight.dtype == torch.float32:
+        return x @ weight.t()
+    if x.is_cuda and _MM_GIVES_FLOAT32:
+        flat = torch.mm(x.reshape(-1, x.shape[-1]), weight.t(), out_dtype=torch.float32)
+        return flat.view(*x.shape[:-1], -1)
+    return x.float() @ weight.float().t()
+
+
+_MM_GIVES_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype")  # torch 2.8 and newer
+
+
+class _Statistics(torch.autograd.Function):
+    """Forward computes, chunk by chunk, the gradients that backward only scales."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        temperature: float,
+        entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sums, entropies, slopes, entropy_slopes = [], [], [], []
+        learns = ctx.needs_input_grad[0]
+        for part in hidden.split(max(1, _CHUNK // len(weight))):
+            logits = float_product(part, weight)
+            if bias is not None:
+                logits = logits + bias.float()
+            logits = logits.div_(temperature) if temperature != 1 else logits
+            total = logits.logsumexp(-1, keepdim=True)
+            sums.append(total[:, 0])
+            if not (learns or entropy):
+                continue
+            log_probs = logits.sub_(total)
+            probs = log_probs.exp()
+            if learns:
+                slopes.append(probs.to(weight.dtype) @ weight)
+            if entropy:
+                log_probs *= probs  # no −inf: logits are finite
+                own = -log_probs.sum(-1, keepdim=True)
+                entropies.append(own[:, 0])
+                if learns:  # dH/dz = −p (log p + H)
+                    entropy_slopes.append((log_probs.addcmul_(probs, own).neg_()).to(weight.dtype) @ weight)
+        ctx.temperature = temperature
+        ctx.save_for_backward(*(torch.cat(each) for each in (slopes, entropy_slopes) if each))
+        log_sum_exp = torch.cat(sums)
+        return log_sum_exp, torch.cat(entropies) if entropy else torch.zeros_like(log_sum_exp)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        scaled = [
+            gradient[:, None].to(slope.dtype) * slope
+            for gradient, slope in zip(gradients, ctx.saved_tensors, strict=False)
+        ]
+        return sum(scaled[1:], scaled[0]) / ctx.temperature, None, None, None, None
