@@ -58,7 +58,7 @@ class Part:
 
     run: Callable[[Setup], dict[str, Any]]
     what: str
-    seconds: int = 90
+    seconds: int = 120
     needs: tuple[str, ...] = ("gymnasium", "peft")
 
 
@@ -190,36 +190,38 @@ def _generate(setup: Setup, quantize: str | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def adapter_gain(setup: Setup) -> dict[str, Any]:
-    """How much of a small adapter step reaches the last hidden states, per unit of a step of 0.01.
+    """How much of a small adapter step reaches the outputs of the adapted layers; 1 where rounding loses nothing.
 
-    All entries of LoRA's B are ±step, with signs that stay. The change of the hidden states is projected on the change
-    by the large step, scaled to the small one: 1 where rounding loses nothing.
+    All entries of LoRA's B are ±step, with signs that stay, and the layers' inputs are those of one forward pass. The
+    change of the outputs is projected on their change by a step of 0.01, scaled to the small step.
     """
     from benchmarks.throughput.large import SHAPES
 
     agent, _ = _agent(setup)
     adapted = agent.language_model.model
-    decoder = adapted.get_base_model().get_decoder()
     generator = torch.Generator().manual_seed(0)
     shape = (16, 64) if setup.shape != "tiny" else (2, 16)
-    tokens = torch.randint(0, SHAPES[setup.shape].vocab_size, shape, generator=generator).to(
-        agent.language_model.device
-    )
-    ups = [weight for name, weight in adapted.named_parameters() if "lora_B" in name]
-    signs = [torch.randint(0, 2, weight.shape, generator=generator) * 2.0 - 1 for weight in ups]
-
-    def hidden(step: float) -> torch.Tensor:
-        for weight, sign in zip(ups, signs, strict=True):
-            weight.copy_(step * sign)
-        return decoder(input_ids=tokens, use_cache=False).last_hidden_state.double()
-
-    before, large = hidden(0.0), 1e-2
-    direction = hidden(large) - before
-    gains = {}
-    for steps in (1, 100, 1000):
-        change = hidden(steps * 5e-7) - before
-        gain = (change * direction).sum() / (direction * direction).sum() * large / (steps * 5e-7)
-        gains[f"gain of {steps} steps of 5e-7"] = float(gain)
+    tokens = torch.randint(0, SHAPES[setup.shape].vocab_size, shape, generator=generator).to(setup.device)
+    layers = [module for module in adapted.modules() if hasattr(module, "lora_B")]
+    inputs: dict[Any, torch.Tensor] = {}
+    hooks = [layer.register_forward_pre_hook(lambda one, given: inputs.update({one: given[0]})) for layer in layers]
+    adapted.get_base_model().get_decoder()(input_ids=tokens, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    large, steps = 1e-2, (1, 100, 1000)
+    moved, length = dict.fromkeys(steps, 0.0), 0.0
+    for layer in layers:
+        (up,) = layer.lora_B.parameters()
+        sign = torch.randint(0, 2, up.shape, generator=generator).to(up) * 2 - 1
+        outputs = {}
+        for step in (0.0, large, *(count * 5e-7 for count in steps)):
+            up.copy_(step * sign)
+            outputs[step] = layer(inputs[layer]).float()
+        direction = outputs[large] - outputs[0.0]
+        length += float((direction * direction).sum())
+        for count in steps:
+            moved[count] += float(((outputs[count * 5e-7] - outputs[0.0]) * direction).sum())
+    gains = {f"gain of {count} steps of 5e-7": moved[count] / length * large / (count * 5e-7) for count in steps}
     return gains | {"dtype": str(adapted.dtype)}
 
 
@@ -292,7 +294,7 @@ def hold(setup: Setup) -> dict[str, Any]:
 PARTS: dict[str, Part] = {
     "machine": Part(machine, "name, memory, speed of a matrix product, versions", needs=()),
     "bench": Part(bench, "`make bench`, small, with the embedded model", needs=("gymnasium", "peft", "tyro", "rich")),
-    "model": Part(model, "a Llama of random weights is written to a temporary folder", 120),
+    "model": Part(model, "a Llama of random weights is written to a temporary folder"),
     "bf16": Part(packed, "POAD with that Llama: rollout, update, MFU, memory, packing, first-ratio error"),
     "bf16, naive": Part(naive, "the same, every candidate scored by itself"),
     "bf16, free text": Part(free_text, "generated tokens/s, and an update on free text"),

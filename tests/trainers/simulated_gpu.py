@@ -279,9 +279,10 @@ def install() -> None:
 
 
 def _tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any) -> torch.Tensor:
+    data = tree_map(lambda one: one.cpu() if isinstance(one, SimulatedTensor) else one, data)
     if _is_here(device):
         _wait("torch.tensor")
-        return SimulatedTensor(_cpu_tensor(_raw(data), dtype=dtype), requires_grad)
+        return SimulatedTensor(_cpu_tensor(data, dtype=dtype), requires_grad)
     return _cpu_tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
