@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from trainers.agents.settings import Settings
+from trainers.head import CHUNK_ON_GPU
 
 _GIB = 1024**3
 _SHAPES = {
@@ -26,8 +27,8 @@ _ADAPTED_INPUT = 4
 """The same for each input of a layer with an adapter: a float32 copy, since PEFT keeps LoRA in float32."""
 _KEPT_INPUT = 2
 """With gradient checkpoints, bytes for each token, layer and hidden unit: the layers' inputs in bfloat16."""
-_LOGITS = 16
-"""Bytes for each entry of the logits: bfloat16, and float32 for log-probabilities and their gradient."""
+_LOGITS = 12
+"""Bytes for each logit of a chunk (``trainers.head``): float32 log-probabilities, probabilities, and one temporary."""
 
 
 class Footprint(NamedTuple):
@@ -81,7 +82,7 @@ def footprint(model: str, settings: Settings, *, minibatch_tokens: int | None = 
         base=parameters * _BYTES_OF_BASE[settings.quantize] / _GIB,
         adapter=adapter * _BYTES_OF_ADAPTER / _GIB,
         activations=tokens * kept / _GIB,
-        logits=tokens * text.vocab_size * _LOGITS / _GIB,
+        logits=min(tokens * text.vocab_size, CHUNK_ON_GPU) * _LOGITS / _GIB,
     )
 
 

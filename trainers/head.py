@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_CHUNK, _CHUNK_ON_GPU = 1 << 22, 1 << 25
+CHUNK, CHUNK_ON_GPU = 1 << 22, 1 << 25
 """At most this many logits exist at a time: 16 MiB of float32; 128 MiB on a GPU, where small products are slow."""
 
 
@@ -76,7 +76,7 @@ class _Statistics(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         sums, entropies, slopes, entropy_slopes = [], [], [], []
         learns = ctx.needs_input_grad[0]
-        chunk = _CHUNK if hidden.device.type == "cpu" else _CHUNK_ON_GPU
+        chunk = CHUNK if hidden.device.type == "cpu" else CHUNK_ON_GPU
         for part in hidden.split(max(1, chunk // len(weight))):
             logits = float_product(part, weight)
             if bias is not None:

@@ -57,3 +57,4 @@ def test_a_small_minibatch_needs_less_than_the_most_that_goes_through_the_model(
     assert whole == footprint(name, Settings(), minibatch_tokens=10**6)
     assert small.activations == pytest.approx(whole.activations * 1_500 / Settings().tokens_per_forward)
     assert 7 < small.activations < 9
+    assert small.logits == whole.logits < 0.5, "logits are made in chunks"

@@ -16,7 +16,7 @@ from trainers.head import edge_logits, float_product, vocabulary_statistics
 def test_statistics_and_their_gradients_are_those_of_all_logits(
     bias: bool, chunk: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_module, "_CHUNK", chunk)
+    monkeypatch.setattr(head_module, "CHUNK", chunk)
     torch.manual_seed(0)
     head = nn.Linear(16, 70, bias=bias).requires_grad_(False)
     head.weight.mul_(20)
