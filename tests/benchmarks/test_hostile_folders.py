@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -371,6 +372,16 @@ def test_a_run_that_cannot_be_resumed_says_why_in_one_line(name: str, damage: Da
     said = str(ended.value.code)
     assert said.startswith("error: ") and says in said and "checkpoints/" in said and said.isprintable()
     assert not Path("ran").exists(), "code was run"
+
+
+def test_a_full_disk_is_said_in_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setattr("trainers.train", full)
+    (run / CELL / RESULT_FILE).unlink()
+    with pytest.raises(SystemExit, match=r"error: poad seed 0: .*No space left on device.*make room and go on"):
+        run_cell(Benchmark.load(run).cells[0], 1)
 
 
 def test_what_a_run_in_its_own_process_says_is_the_command_lines(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import trainers
 from lang_envs.storage import decode, encode
@@ -160,6 +162,23 @@ def test_random_generators_go_on_where_they_stood(tmp_path: Path) -> None:
     expected = draw(), draw()
     load_checkpoint(tmp_path, lambda folder: None)
     assert (draw(), draw()) == expected
+
+
+# Faults
+
+
+def test_a_full_disk_is_an_os_error_that_leaves_nothing_half_written(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        make_folder(folder)
+        (folder / "weights").write_text("ha")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    save_checkpoint(tmp_path, 1, make_folder, 1, best=True)
+    with pytest.raises(OSError, match="No space left on device") as failed:
+        save_checkpoint(tmp_path, 2, full, 2, best=True)
+    assert failed.value.errno == errno.ENOSPC
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "last", "step-0000000001"]
+    assert load_checkpoint(tmp_path, lambda folder: None) == 1
 
 
 # What does not fit, or cannot be stored
