@@ -295,7 +295,7 @@ def _to_store(progress: Progress) -> dict[str, Any]:
 
 def _resume(agent: Agent, envs: Any, folder: Path, seed: int) -> Progress:
     try:
-        refuse_irregular(folder, is_checkpoint_link)
+        refuse_irregular(folder / CHECKPOINTS_FOLDER, is_checkpoint_link)
     except ValueError as error:
         raise DamagedRunError(str(error)) from None
     fresh = begin(envs, seed)

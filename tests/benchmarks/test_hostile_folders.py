@@ -375,7 +375,7 @@ def test_a_run_that_cannot_be_resumed_says_why_in_one_line(name: str, damage: Da
 
 
 def test_a_full_disk_is_said_in_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
 
     monkeypatch.setattr("trainers.train", full)

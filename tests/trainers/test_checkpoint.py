@@ -265,7 +265,7 @@ def test_a_state_that_cannot_be_stored_is_named_and_a_resumed_run_begins_new_epi
 def test_links_in_a_run_folder_are_not_followed(tmp_path: Path, make_envs: Envs) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")
-    for name in (".lock", "metrics.jsonl", "checkpoints/best/random.json", "anything"):
+    for name in (".lock", "metrics.jsonl", "checkpoints/best/random.json", "checkpoints/last/anything"):
         folder = tmp_path / name.replace("/", "-")
         finished_run(folder, make_envs)
         (folder / name).unlink(missing_ok=True)
