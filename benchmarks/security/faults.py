@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -94,9 +94,13 @@ def start(folder: Path, checkpoint_every: int) -> Any:
     return process
 
 
-def is_saving(folder: Path) -> bool:
-    """Whether a checkpoint is half written."""
-    return bool(list((folder / CHECKPOINTS_FOLDER).glob(".*")))
+def half_written(folder: Path) -> set[tuple[str, int]]:
+    """Checkpoints that are not whole, by name and when they were begun or last added to."""
+    found = set()
+    for path in (folder / CHECKPOINTS_FOLDER).glob(".unfinished*"):
+        with suppress(FileNotFoundError):  # it was just renamed
+            found.add((path.name, path.stat().st_ctime_ns))
+    return found
 
 
 def lines_of(folder: Path) -> int:
@@ -150,11 +154,11 @@ def goes_on(
 ) -> int | None:
     """Go on with a run that was at ``reached``, until it ends or a moment comes (``saving``: and then the writing of a
     checkpoint); what it ended with, None if it was killed."""
-    started = time.monotonic()
+    started, left_over = time.monotonic(), half_written(folder)
     process, recovered = start(folder, checkpoint_every), reached == 0
     while process.is_alive():
         now = time.monotonic() - started
-        if until is not None and now >= until and (not saving or is_saving(folder)):
+        if until is not None and now >= until and (not saving or half_written(folder) - left_over):
             os.kill(process.pid, signal.SIGKILL)
             process.join()
             break
@@ -185,14 +189,14 @@ def kill(config: Kill) -> int:
             folder, reached = Path(place, f"run-{number}"), 0
             while True:
                 left = len(tally.done_again) < config.times
-                before = saved_iteration(folder)
+                before, left_over = saved_iteration(folder), half_written(folder)
                 until = rng.uniform(0, seconds / 4) if left else None
                 saving = len(tally.done_again) % 3 == 2
                 if goes_on(folder, config.checkpoint_every, reached, tally, until, saving) is not None:
                     break
                 reached = max(reached, lines_of(folder))
                 starting += lines_of(folder) <= before
-                unfinished += is_saving(folder)
+                unfinished += bool(half_written(folder) - left_over)
                 tally.done_again.append(lines_of(folder) - saved_iteration(folder))
             differing += outcome(folder) != whole
     print(f"moments    {starting} before the first iteration was done, {unfinished} while a checkpoint was written")
