@@ -83,7 +83,7 @@ def train(
     run_dir: str | Path | None = None,
     seed: int = 0,
     rollout_steps: int = 64,
-    checkpoint_every: int = 10,
+    checkpoint_every: int = 1,
     resume: bool = False,
     on_iteration: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -105,7 +105,8 @@ def train(
     rollout_steps : int
         Steps in each environment between two updates.
     checkpoint_every : int
-        Iterations between two checkpoints; the last iteration always writes one.
+        Iterations between two checkpoints; the last iteration always writes one. With 1, a fault costs the iteration
+        under way and no more.
     resume : bool
         Go on from the last checkpoint in ``run_dir`` as if nothing had happened: on a CPU the metrics are those of an
         uninterrupted run, bit for bit. A run that was stopped before its first checkpoint begins anew.
