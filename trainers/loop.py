@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -265,18 +265,18 @@ def _checkpoint(folder: Path, agent: Agent, envs: gym.vector.VectorEnv, progress
 
 
 def _environment_states(envs: Any) -> dict[str, list[Any]] | None:
-    """What sub-environments need to go on where they stand; None where that cannot be had."""
+    """What sub-environments need to go on where they stand, and TimeLimit's counter; None where that cannot be had."""
     if autoreset_mode(envs) is not AutoresetMode.SAME_STEP:
         return None
-    try:
-        states = {"state": list(envs.get_attr("state"))}
-    except AttributeError:
+    if not _have(envs, "state"):
         return None
-    if envs.spec is not None and envs.spec.max_episode_steps is None:
-        return states  # to ask for what is not there ends environments in processes of their own
-    with suppress(AttributeError):  # there where the wrapper TimeLimit counts
-        states[_TIME_LIMIT_COUNTER] = list(envs.get_attr(_TIME_LIMIT_COUNTER))
-    return states
+    names = ("state", _TIME_LIMIT_COUNTER) if _have(envs, _TIME_LIMIT_COUNTER) else ("state",)
+    return {name: list(envs.get_attr(name)) for name in names}
+
+
+def _have(envs: Any, name: str) -> bool:
+    """Whether all sub-environments have an attribute: to get one that is not there ends those that are processes."""
+    return all(envs.call("has_wrapper_attr", name))
 
 
 def _to_store(progress: Progress) -> dict[str, Any]:
