@@ -16,9 +16,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from safetensors import SafetensorError
 
 import trainers
+from lang_envs import LanguageEnv, TokenEnv, Transition
 from lang_envs.storage import decode, encode
 from trainers.agent_state import load_optimizer, load_state, save_state
 from trainers.checkpoint import load_checkpoint, newest, save_checkpoint
@@ -260,6 +262,32 @@ def test_a_state_that_cannot_be_stored_is_named_and_a_resumed_run_begins_new_epi
         train(trainers.make("random", envs), envs, 32, run_dir=tmp_path, rollout_steps=8, resume=True)
     assert "cannot be put back where they stood" in caplog.text
     assert [line["step"] for line in metrics(tmp_path)] == [16, 32]
+
+
+class Coin(LanguageEnv):
+    """It names no fields, so it has no state."""
+
+    action_names = ("heads", "tails")
+    text_parts = (("Say heads or tails.",),)
+
+    def __init__(self) -> None:
+        super().__init__(max_text_length=20)
+
+    def _start(self, options: dict[str, Any]) -> None: ...
+
+    def _advance(self, action: int | str | None) -> Transition:
+        return Transition(1.0, True, False, {})
+
+    def _narrate(self) -> str:
+        return self.text_parts[0][0]
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_environments_without_a_state_outlive_a_checkpoint(kind: Any, tmp_path: Path) -> None:
+    envs = kind([lambda: TokenEnv(Coin())] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    train(trainers.make("random", envs), envs, 16, run_dir=tmp_path, rollout_steps=4, checkpoint_every=1)
+    assert [line["step"] for line in metrics(tmp_path)] == [8, 16]
+    envs.close()
 
 
 def test_links_in_a_run_folder_are_not_followed(tmp_path: Path, make_envs: Envs) -> None:
