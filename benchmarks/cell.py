@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -384,6 +385,10 @@ def run_cell(cell: Cell, threads: int) -> None:
                     _play_elsewhere(agent_of(cell, envs), cell, stage)
     except DamagedRunError as error:
         sys.exit(f"error: {one_line(str(error))}")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        sys.exit(f"error: {cell.name}: {one_line(str(error))}; make room and go on from the last checkpoint")
 
 
 def _train(cell: Cell, envs: gym.vector.VectorEnv) -> None:

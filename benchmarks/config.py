@@ -96,7 +96,7 @@ class BenchmarkConfig:
     """Episodes that each trained agent plays at the end."""
     transfer: tuple[str, ...] = ()
     """Ids of further worlds, which every agent plays before and after its training, learning nothing in them."""
-    checkpoint_every: int = 10
+    checkpoint_every: int = 1
     """Updates between two checkpoints."""
     preset: Literal["default", "paper", "paper-wide"] = "default"
     """Hyper-parameters: the suite's own, the paper's for 7B models, or, for DataSciCoding, the paper's with rollouts of

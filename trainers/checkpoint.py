@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from lang_envs.files import MIB, parse_json, read_bytes, sync
 from lang_envs.storage import decode, encode
@@ -54,16 +57,24 @@ def save_checkpoint(folder: Path, step: int, save_agent: Callable[[Path], None],
     ------
     lang_envs.storage.UnstorableError
         If progress cannot be stored. No file is changed.
+    OSError
+        If the disk is full, for instance. The checkpoints before are whole.
     """
     stored = json.dumps(encode({"progress": progress, "random": _random_states()}))
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"step-{step:010d}"
     unfinished = folder / f".unfinished-{target.name}"
     shutil.rmtree(unfinished, ignore_errors=True)
-    save_agent(unfinished)
-    (unfinished / PROGRESS_FILE).write_text(stored)
-    for path in [*unfinished.rglob("*"), unfinished]:
-        sync(path)
+    try:
+        save_agent(unfinished)
+        (unfinished / PROGRESS_FILE).write_text(stored)
+        for path in [*unfinished.rglob("*"), unfinished]:
+            sync(path)
+    except BaseException as error:  # on a full disk what is left would be in the way
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if isinstance(error, SafetensorError) and (number := re.search(r"os error (\d+)", str(error))):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(unfinished)) from error
+        raise
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
     sync(folder)

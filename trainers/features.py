@@ -92,7 +92,9 @@ class FeatureStore:
         return added
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All that is kept, as tensors: what :meth:`load_state` takes."""
+        """All that is kept, as tensors: what :meth:`load_state` takes. What is not to be kept is dropped before."""
+        if self.features.nbytes > self.capacity:
+            self.clear()
         prompts = list(self._roots)
         parents = np.full((len(self.features), 2), -1, dtype=np.int64)
         if self._children:

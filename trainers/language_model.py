@@ -464,7 +464,7 @@ def _resolve_dtype(dtype: str, device: torch.device, model: Any) -> torch.dtype:
 
 
 def _load_base(name: str, device: torch.device, dtype: torch.dtype, quantize: str | None) -> PreTrainedModel:
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"trust_remote_code": False}
     if quantize == "4bit":
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype

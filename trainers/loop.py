@@ -83,7 +83,7 @@ def train(
     run_dir: str | Path | None = None,
     seed: int = 0,
     rollout_steps: int = 64,
-    checkpoint_every: int = 10,
+    checkpoint_every: int = 1,
     resume: bool = False,
     on_iteration: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -105,7 +105,8 @@ def train(
     rollout_steps : int
         Steps in each environment between two updates.
     checkpoint_every : int
-        Iterations between two checkpoints; the last iteration always writes one.
+        Iterations between two checkpoints; the last iteration always writes one. With 1, a fault costs the iteration
+        under way and no more.
     resume : bool
         Go on from the last checkpoint in ``run_dir`` as if nothing had happened: on a CPU the metrics are those of an
         uninterrupted run, bit for bit. A run that was stopped before its first checkpoint begins anew.
@@ -264,7 +265,7 @@ def _checkpoint(folder: Path, agent: Agent, envs: gym.vector.VectorEnv, progress
 
 
 def _environment_states(envs: Any) -> dict[str, list[Any]] | None:
-    """What sub-environments need to go on where they stand; None where that cannot be had."""
+    """What sub-environments need to go on where they stand, and TimeLimit's counter; None where that cannot be had."""
     if autoreset_mode(envs) is not AutoresetMode.SAME_STEP:
         return None
     # To ask for what is not there would end environments in processes of their own.
@@ -289,7 +290,7 @@ def _to_store(progress: Progress) -> dict[str, Any]:
 
 def _resume(agent: Agent, envs: Any, folder: Path, seed: int) -> Progress:
     try:
-        refuse_irregular(folder, is_checkpoint_link)
+        refuse_irregular(folder / CHECKPOINTS_FOLDER, is_checkpoint_link)
     except ValueError as error:
         raise DamagedRunError(str(error)) from None
     fresh = begin(envs, seed)

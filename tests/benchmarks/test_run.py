@@ -33,7 +33,7 @@ def benchmark(*arguments: str, folder: Path, timeout: float = 240) -> subprocess
         capture_output=True,
         text=True,
         timeout=timeout,
-        env={**os.environ, "COLUMNS": "160", "PYTHONPATH": str(folder)},
+        env={**os.environ, "COLUMNS": "160", "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))},
     )
 
 

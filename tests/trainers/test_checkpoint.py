@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -15,8 +16,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from safetensors import SafetensorError
 
 import trainers
+from lang_envs import LanguageEnv, TokenEnv, Transition
 from lang_envs.storage import decode, encode
 from trainers.agent_state import load_optimizer, load_state, save_state
 from trainers.checkpoint import load_checkpoint, newest, save_checkpoint
@@ -162,6 +166,23 @@ def test_random_generators_go_on_where_they_stood(tmp_path: Path) -> None:
     assert (draw(), draw()) == expected
 
 
+# Faults
+
+
+def test_a_full_disk_is_an_os_error_that_leaves_nothing_half_written(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        make_folder(folder)
+        (folder / "weights").write_text("ha")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    save_checkpoint(tmp_path, 1, make_folder, 1, best=True)
+    with pytest.raises(OSError, match="No space left on device") as failed:
+        save_checkpoint(tmp_path, 2, full, 2, best=True)
+    assert failed.value.errno == errno.ENOSPC
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "last", "step-0000000001"]
+    assert load_checkpoint(tmp_path, lambda folder: None) == 1
+
+
 # What does not fit, or cannot be stored
 
 
@@ -243,10 +264,36 @@ def test_a_state_that_cannot_be_stored_is_named_and_a_resumed_run_begins_new_epi
     assert [line["step"] for line in metrics(tmp_path)] == [16, 32]
 
 
+class Coin(LanguageEnv):
+    """It names no fields, so it has no state."""
+
+    action_names = ("heads", "tails")
+    text_parts = (("Say heads or tails.",),)
+
+    def __init__(self) -> None:
+        super().__init__(max_text_length=20)
+
+    def _start(self, options: dict[str, Any]) -> None: ...
+
+    def _advance(self, action: int | str | None) -> Transition:
+        return Transition(1.0, True, False, {})
+
+    def _narrate(self) -> str:
+        return self.text_parts[0][0]
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_environments_without_a_state_outlive_a_checkpoint(kind: Any, tmp_path: Path) -> None:
+    envs = kind([lambda: TokenEnv(Coin())] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    train(trainers.make("random", envs), envs, 16, run_dir=tmp_path, rollout_steps=4, checkpoint_every=1)
+    assert [line["step"] for line in metrics(tmp_path)] == [8, 16]
+    envs.close()
+
+
 def test_links_in_a_run_folder_are_not_followed(tmp_path: Path, make_envs: Envs) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")
-    for name in (".lock", "metrics.jsonl", "checkpoints/best/random.json", "anything"):
+    for name in (".lock", "metrics.jsonl", "checkpoints/best/random.json", "checkpoints/last/anything"):
         folder = tmp_path / name.replace("/", "-")
         finished_run(folder, make_envs)
         (folder / name).unlink(missing_ok=True)
