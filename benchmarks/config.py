@@ -121,9 +121,9 @@ class BenchmarkConfig:
         if not self.embedded:
             load_tokenizer(self.model)
         resolve_device(self.device or "auto")
+        self.check_values()
         for algo in self.algos:
             self._check_agent(algo, agent_class(parse_variant(algo)[0]))
-        self.check_values()
         made_world(self.env, self.env_options)
         for env in self.transfer:
             made_world(env, self.tokenizer_options)

@@ -101,7 +101,8 @@ def test_a_stopped_benchmark_goes_on_and_repeats_nothing(tmp_path: Path) -> None
 def test_the_last_line_of_metrics_may_be_long_or_not_yet_there(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     assert _last_metrics(file) is None
-    whole = json.dumps({"step": 7} | {f"metric {n}": 0.123456789 for n in range(1000)}) + "\n"
+    timing = {"timing": {"steps_per_second": 9.0}}
+    whole = json.dumps({"step": 7} | timing | {f"metric {n}": 0.123456789 for n in range(1000)}) + "\n"
     for text, step in (("", None), ('{"st', None), (whole, 7), ('{"step": 1}\n' + whole, 7), (whole + '{"st', 7)):
         file.write_text(text)
         found = _last_metrics(file)

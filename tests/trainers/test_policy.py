@@ -190,13 +190,14 @@ from trainers.language_model import load_language_model
 from trainers.policy import LanguagePolicy
 from trainers.prefix_tree import build_tree
 torch.set_num_threads(1)
-model = load_language_model("embedded", device="cpu", tokens_per_forward=int(sys.argv[1]))
+model = load_language_model("embedded", device="cpu", tokens_per_forward=16)
 model.packs = False
 policy = LanguagePolicy(model, behaviour="trie", normalisation="token", critic_hidden=(16,))
 tree = build_tree(tuple((i, i + 1, 2) for i in range(10, 138)))
 peak = lambda: int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
 policy.score(model.pack([(tuple(range(5, 25)), build_tree(((5, 6, 2), (7, 2))))])).token_log_probs.sum().backward()
-before = peak()
+before = peak()  # with all that torch imports for checkpoints
+model.tokens_per_forward = int(sys.argv[1])
 policy.score(model.pack([(tuple(range(5, 135)), tree)])).token_log_probs.sum().backward()
 print(peak() - before)
 """
@@ -204,7 +205,7 @@ print(peak() - before)
         int(subprocess.run([sys.executable, "-c", script, tokens], check=True, capture_output=True, text=True).stdout)
         for tokens in ("512", "32768")
     ]
-    assert kib[0] < kib[1] / 3, f"KiB above the start: {kib}"
+    assert kib[0] < kib[1] / 5, f"KiB above the start: {kib}"
 
 
 def llama_with_realistic_logits(hidden: int, layers: int) -> LlamaForCausalLM:
