@@ -72,8 +72,8 @@ def function_of(answer: str) -> str:
     """The definition of ``build_model`` that an answer means; its text is only cut and indented, never read as code.
 
     A fenced block counts alone. An answer that holds the whole definition is taken as it is. Of a body, lines that
-    stand indented are taken as they are, and others are indented as a block; ``return model`` follows. An answer that is
-    longer than a program may be is not read: the sandbox refuses it by its length.
+    stand indented are taken as they are, and others are indented as a block; ``return model`` follows. An answer that
+    is longer than a program may be is not read: the sandbox refuses it by its length.
     """
     if len(answer) > SOURCE_BYTES:
         return answer[: SOURCE_BYTES + 1]
@@ -86,7 +86,7 @@ def function_of(answer: str) -> str:
 
 def _fenced(answer: str) -> str:
     """What stands in the first fenced block, or the whole answer where there is none."""
-    before, fence, rest = answer.partition("```")
+    _, fence, rest = answer.partition("```")
     _, newline, block = rest.partition("\n")
     return block.partition("```")[0] if fence and newline else answer
 

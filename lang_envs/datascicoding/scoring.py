@@ -28,8 +28,6 @@ from lang_envs.files import at_home, write_atomically
 from lang_envs.sandbox import Limits, Result, shared_sandbox
 
 REPETITIONS = 5
-PROGRAM_SEEDS = range(REPETITIONS)
-"""What seeds a program in each repetition. Programs know it, and it says nothing of the test rows (see `split`)."""
 _VERSION = 2
 """Of the way scores are made. A cached score of another version is not used."""
 _REMEMBERED = 20_000
@@ -73,8 +71,8 @@ def split(dataset: Dataset, seed: int) -> Split:
 
     The halves, and the order of the training rows, are those of ``sklearn.model_selection.train_test_split`` with that
     seed. The test rows are sorted by their values, because their random order is public: a program that knew the seed
-    could compute the place of each test row in the file, and files are often sorted by class. Equal rows stand in an
-    order that depends on a hash of the whole data set with its labels, so that only who knows all labels can compute it.
+    could compute the place of each test row in the file, and files are often sorted by class. The order of equal rows
+    depends on a hash of the whole data set with its labels: nobody can compute it who does not know all labels.
 
     Raises
     ------
@@ -242,11 +240,12 @@ class Scorer:
     def _run(self, function: str) -> Score:
         areas = []
         left = self._limits.wall_seconds
-        for seed, part in zip(PROGRAM_SEEDS, self._splits, strict=True):
-            # A program can read its limit of processor time: if that were what is left, it would tell one repetition
-            # how long the last one took.
+        for number, part in enumerate(self._splits):
+            # The program's generators are seeded with the number of the repetition, whatever seeds the split: no order
+            # of test rows follows from either. A program can read its limit of processor time: if that were what is
+            # left, it would tell one repetition how long the last one took.
             limits = replace(self._limits, wall_seconds=left)
-            result = self._sandbox.run(function + "\n" + RUN, part.inputs, limits, seed=seed)
+            result = self._sandbox.run(function + "\n" + RUN, part.inputs, limits, seed=number)
             error, status = self._judge(result, len(part.y_test))
             if error:
                 return Score(None, None, error, status)

@@ -107,6 +107,8 @@ class Sandbox:
         worker = self._take()  # so that a machine that can't isolate programs says so now
         self.absent: dict[str, str] = worker.report["absent"]
         """The layers that could not be had here, and why."""
+        self.no_cgroup: str = worker.no_group
+        """Why a cgroup does not limit the memory and processes of a worker; empty where it does."""
         try:
             self.tier: str = UNISOLATED if mode == "process" else tier_of(self.absent, tuple(without))
             """The name of the set of layers in force."""
