@@ -86,6 +86,10 @@ class Limits:
                 raise ValueError(f"{name}={value!r} must be a positive, finite number")
 
 
+_KILLED = (-signal.SIGKILL, -signal.SIGKILL & 0xFF)
+"""Exit status of a zygote that somebody has killed, or of the process that waited for it."""
+
+
 class Broken(Exception):
     """A worker can't go on; what it was doing can be tried once more."""
 
@@ -128,6 +132,8 @@ class Worker:
             except BaseException as error:
                 self.close()
                 if isinstance(error, Broken):
+                    if self.process.returncode in _KILLED:
+                        raise Broken("the sandbox's process was killed while it started") from None
                     complaints.seek(0)
                     said = complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
                     raise SandboxError(f"the sandbox's process did not start: {said or error}") from None

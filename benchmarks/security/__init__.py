@@ -1,0 +1,1 @@
+"""Attacks on the sandbox and on rewards, and faults on purpose: figures for ``docs/security.md``."""
