@@ -1,1 +1,1 @@
-"""Attacks on the sandbox and on rewards, and faults on purpose: figures for ``docs/security.md``."""
+"""Measurements of what hostile files and faults do to the suite."""

@@ -2000,6 +2000,7 @@ _OPENS_WITHOUT = {
     " 145 146 147 148 149 151 154 156 157 164 166 167 168 206 301 302 325",
     "namespaces+uid+landlock+seccomp": "7",
     "namespaces+uid+nested-landlock+seccomp": "11",
+    "private-root+user+landlock+seccomp": "304",
     "private-root+uid+landlock+seccomp": "6 121 122 141 287",
     "landlock+rlimits+seccomp": "284",
     "namespaces+uid+landlock+nested-landlock+seccomp": "9",

@@ -1,4 +1,4 @@
-"""Faults of the sandbox on purpose: ``python -m benchmarks.security.faults``.
+"""Faults of the sandbox on purpose: ``python -m benchmarks.security.sandbox_faults``.
 
 Many programs run, of which every tenth ends itself, each in another way than the last, while a loop kills processes of
 the sandbox at random moments. Every other program must give its answer, whatever happens around it.
