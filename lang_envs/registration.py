@@ -105,7 +105,6 @@ def register_worlds() -> None:
         gym.register(
             name,
             entry_point="lang_envs.registration:make_world",
-            vector_entry_point=None if world.finite else "lang_envs.vector:make_world_vec",
             nondeterministic=not world.finite,
             kwargs={"entry_point": world.entry_point, **world.kwargs},
         )

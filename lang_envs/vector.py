@@ -11,14 +11,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
 from lang_envs.core import LanguageEnv
-from lang_envs.registration import make_world
 
 
 class LanguageVectorEnv(SyncVectorEnv):
     """Gymnasium's ``SyncVectorEnv``, in which every world first hears its action and may begin with what takes long.
 
     So the programs of all DataSciCoding worlds run side by side, on as many processes as ``max_workers`` says. Nothing
-    else differs.
+    else differs. ``gym.make_vec`` makes Gymnasium's own vector environments, which score one program after another.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -56,10 +55,3 @@ def make_vec(
     """Worlds of one id, or of one function that makes them; ``options`` go to ``gym.make``."""
     make = partial(gym.make, env, **options) if isinstance(env, str) else env
     return LanguageVectorEnv([make] * num_envs, autoreset_mode=autoreset_mode)
-
-
-def make_world_vec(
-    num_envs: int = 1, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP, **options: Any
-) -> LanguageVectorEnv:
-    """What ``gym.make_vec`` calls where a world asks for its own vector environment."""
-    return LanguageVectorEnv([partial(make_world, **options)] * num_envs, autoreset_mode=AutoresetMode(autoreset_mode))

@@ -48,9 +48,10 @@ class DataSciCodingEnv(LanguageEnv):
     Rewards
     -------
     The mean ROC AUC over five repetitions, each a random split in halves (seeds 0 to 4, not stratified): the program
-    sees one half and the features of the other; its probabilities are scored outside. One against one where there are
-    more than two classes. −1 for a program that fails: it raises, takes too long, is refused by the sandbox, or its
-    probabilities are of the wrong shape, not finite, negative, or do not sum to one.
+    sees one half, and the features of the other in an order that follows from them; its probabilities are scored
+    outside. One against one where there are more than two classes. −1 for a program that fails: it raises, takes too
+    long, is refused by the sandbox, or its probabilities are of the wrong shape, not finite, negative, or do not sum to
+    one.
 
     The splits are the same for every program and share rows. Of its own run a program learns nothing of the other
     half, and it can leave nothing for the next; but an agent that goes on writing programs can come to know labels by
@@ -216,7 +217,8 @@ class DataSciCodingEnv(LanguageEnv):
             score = self._last_score
             said = f"ROC AUC {score.mean:.4f} ± {score.std:.4f}" if score.works else score.error
             lines += ["", self._last.function, "", said]
-        return "\n".join(lines)
+        # a program may hold what moves a terminal's cursor
+        return "".join(c if c.isprintable() or c == "\n" else "?" for c in "\n".join(lines))
 
     def close(self) -> None:
         """Let go of the sandbox, which ends with the last world that uses it."""

@@ -7,6 +7,7 @@ import string
 import textwrap
 from typing import NamedTuple
 
+from lang_envs.sandbox.pool import SOURCE_BYTES
 from lang_envs.storage import storable
 from lang_envs.tokenizer import HOLE, Tokenizer
 
@@ -15,7 +16,6 @@ HEAD = "def build_model(x_train, y_train):"
 TAIL = "    return model"
 _SHOWN_CHARACTERS = 2000
 _SHOWN_ERROR_LINES, _SHOWN_ERROR_CHARACTERS = 3, 300
-_FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _WHOLE = re.compile(r"^def build_model\(", re.MULTILINE)
 _NOT_SHOWN = re.compile(f"[^{re.escape(string.printable)}]|[\r\x0b\x0c]")
 
@@ -74,14 +74,23 @@ def function_of(answer: str) -> str:
     """The definition of ``build_model`` that an answer means; its text is only cut and indented, never read as code.
 
     A fenced block counts alone. An answer that holds the whole definition is taken as it is. Of a body, lines that
-    stand indented are taken as they are, and others are indented as a block; ``return model`` follows.
+    stand indented are taken as they are, and others are indented as a block; ``return model`` follows. An answer that
+    is longer than a program may be is not read: the sandbox refuses it by its length.
     """
-    answer = re.sub(r"\r\n?", "\n", answer.encode(errors="replace").decode()).replace("\t", "    ")
-    if fenced := _FENCED.search(answer):
-        answer = fenced[1]
+    if len(answer) > SOURCE_BYTES:
+        return answer[: SOURCE_BYTES + 1]
+    answer = answer.encode(errors="replace").decode()
+    answer = _fenced(re.sub(r"\r\n?", "\n", answer).replace("\t", "    "))
     if _WHOLE.search(answer.lstrip()):
         return answer.strip()
     return f"{HEAD}\n{_body(answer)}\n{TAIL}"
+
+
+def _fenced(answer: str) -> str:
+    """What stands in the first fenced block, or the whole answer where there is none."""
+    _, fence, rest = answer.partition("```")
+    _, newline, block = rest.partition("\n")
+    return block.partition("```")[0] if fence and newline else answer
 
 
 def _body(answer: str) -> str:

@@ -30,6 +30,8 @@ from lang_envs.sandbox import Limits, Result, shared_sandbox
 from lang_envs.storage import storable
 
 REPETITIONS = 5
+_VERSION = 2
+"""Of the way scores are made. A cached score of another version is not used."""
 _REMEMBERED = 20_000
 _SUM_TOLERANCE = 1e-5
 RUN = """
@@ -68,7 +70,12 @@ class Split:
 
 
 def split(dataset: Dataset, seed: int) -> Split:
-    """A random split in halves, not stratified; that of ``sklearn.model_selection.train_test_split`` with that seed.
+    """Return a random split in halves, not stratified.
+
+    The halves, and the order of the training rows, are those of ``sklearn.model_selection.train_test_split`` with that
+    seed. The test rows are sorted by their values, because their random order is public: a program that knew the seed
+    could compute the place of each test row in the file, and files are often sorted by class. The order of equal rows
+    depends on a hash of the whole data set with its labels: nobody can compute it who does not know all labels.
 
     Raises
     ------
@@ -86,8 +93,21 @@ def split(dataset: Dataset, seed: int) -> Split:
                 f"{dataset.name}: class {rare} has too few rows: it is missing from the {name} half of the split with "
                 f"seed {seed}"
             )
+    test = test[_order_of_values(dataset.x[test], _tie_breakers(dataset, seed, tested))]
     inputs = {"x_train": dataset.x[train], "y_train": dataset.y[train], "x_test": dataset.x[test]}
     return Split(inputs, dataset.y[test])
+
+
+def _order_of_values(x: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """The order that sorts rows by their first column, then by the second, and so on; equal rows by ``ties``."""
+    return np.lexsort((ties, *x.T[::-1]))
+
+
+def _tie_breakers(dataset: Dataset, seed: int, rows: int) -> np.ndarray:
+    secret = hashlib.sha256(f"order of equal test rows, split {seed}".encode())
+    secret.update(dataset.x.tobytes())
+    secret.update(dataset.y.tobytes())
+    return np.random.default_rng(int.from_bytes(secret.digest(), "big")).random(rows)
 
 
 def roc_auc(labels: np.ndarray, probabilities: np.ndarray) -> float:
@@ -175,7 +195,9 @@ class Scorer:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         versions = [platform.python_version(), *(metadata.version(name) for name in ("numpy", "scipy", "scikit-learn"))]
-        self._identity = json.dumps([dataset.fingerprint, asdict(limits), self._sandbox.tier, REPETITIONS, versions])
+        self._identity = json.dumps(
+            [_VERSION, dataset.fingerprint, asdict(limits), self._sandbox.tier, REPETITIONS, versions]
+        )
         weakref.finalize(self, self._crew.dismiss)
 
     @property
@@ -230,9 +252,12 @@ class Scorer:
     def _run(self, function: str) -> Score:
         areas = []
         left = self._limits.wall_seconds
-        for seed, part in enumerate(self._splits):
-            limits = replace(self._limits, wall_seconds=left, cpu_seconds=min(self._limits.cpu_seconds, left))
-            result = self._sandbox.run(function + "\n" + RUN, part.inputs, limits, seed=seed)
+        for number, part in enumerate(self._splits):
+            # The program's generators are seeded with the number of the repetition, whatever seeds the split: no order
+            # of test rows follows from either. A program can read its limit of processor time: if that were what is
+            # left, it would tell one repetition how long the last one took.
+            limits = replace(self._limits, wall_seconds=left)
+            result = self._sandbox.run(function + "\n" + RUN, part.inputs, limits, seed=number)
             error, status = self._judge(result, len(part.y_test))
             if error:
                 return Score(None, None, error, status)
@@ -317,6 +342,8 @@ if __name__ == "__main__":  # it scores itself with scikit-learn, without the sa
     scores = []
     for seed in range({repetitions}):
         x_train, x_test, y_train, y_test = train_test_split(data.x, data.y, test_size=0.5, random_state=seed)
+        order = np.lexsort(x_test.T[::-1])
+        x_test, y_test = x_test[order], y_test[order]
         random.seed(seed)
         np.random.seed(seed)
         found = build_model(x_train, y_train).predict_proba(x_test)

@@ -6,17 +6,16 @@ interpreter of their own, in which nothing of the suite is imported.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import platform
 import resource
 import struct
 from pathlib import Path
 
-from lang_envs.sandbox import seccomp
-
-USER = 61184
-"""The user a program runs as where that can be chosen: one that no file and no other process belongs to."""
+from lang_envs.sandbox import protocol, seccomp
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -53,15 +52,18 @@ def _prctl(option: int, *arguments: int) -> None:
 # --------------------------------------------------------------------------------------------------------- namespaces
 
 
-def enter_namespaces() -> None:
-    """Process ids, mounts, network, IPC and host name of one's own; takes effect for processes forked from now on."""
+def enter_namespaces(user: int) -> None:
+    """Process ids, mounts, network, IPC and host name of one's own; takes effect for processes forked from now on.
+
+    Where it needs a new user namespace as well, this user is called ``user`` in there.
+    """
     if os.geteuid() == 0 and _libc.unshare(_NEW_NAMESPACES) == 0:
         return
-    user, group = os.geteuid(), os.getegid()
+    outer_user, outer_group = os.geteuid(), os.getegid()
     _check(_libc.unshare(_NEW_NAMESPACES | _NEW_USER), "unshare")
     Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{USER} {user} 1")
-    Path("/proc/self/gid_map").write_text(f"{USER} {group} 1")
+    Path("/proc/self/uid_map").write_text(f"{user} {outer_user} 1")
+    Path("/proc/self/gid_map").write_text(f"{user} {outer_group} 1")
 
 
 def _mount(source: str, target: Path, kind: str | None, flags: int) -> None:
@@ -84,12 +86,12 @@ def enter_private_root() -> None:
 # -------------------------------------------------------------------------------------------------------- credentials
 
 
-def drop_user() -> None:
-    """Be nobody: another user where this one is root, and without any capability."""
+def drop_user(user: int) -> None:
+    """Be another user where this one is root, and without any capability."""
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setresgid(USER, USER, USER)
-        os.setresuid(USER, USER, USER)
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
     _syscall("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))
 
 
@@ -102,6 +104,24 @@ def forbid_privileges() -> None:
 def forbid_inspection() -> None:
     """Has to be said anew after each fork and each change of user."""
     _prctl(4, 0)
+
+
+def be_killed_first() -> None:
+    """Where memory runs out, let the kernel end a process of the sandbox and not the trainer."""
+    with contextlib.suppress(OSError):  # no /proc, or one that cannot be written to
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def end_of(child: int, number: int) -> bytearray:
+    """Wait for a child; the message about it, a ``protocol.ENDING``, which the kernel fills in."""
+    ending = bytearray(8 + 4 + 144)  # with the whole of `struct rusage`
+    struct.pack_into("=Q", ending, 0, number)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(ending))
+    while _libc.wait4(child, ctypes.c_void_p(start + 8), 0, ctypes.c_void_p(start + 12)) < 0:
+        if ctypes.get_errno() != errno.EINTR:
+            raise OSError(ctypes.get_errno(), "wait4")
+    del ending[protocol.ENDING.size :]
+    return ending
 
 
 def die_with_parent(parent: int) -> None:

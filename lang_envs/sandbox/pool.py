@@ -23,6 +23,8 @@ MODES = ("auto", "process")
 SOURCE_BYTES = 64 << 10
 """A program's text may be that long."""
 _LARGEST = 1 << 62
+_STARTS = 3
+"""How often a worker is started that somebody kills while it starts."""
 _PATH = re.compile(rf"/(?:{'|'.join(re.escape(path.name) for path in Path('/').iterdir())})(?:/[^\s/'\"<>:;,()]*)*")
 """From a folder of this machine's root onwards."""
 
@@ -107,6 +109,8 @@ class Sandbox:
         worker = self._take()  # so that a machine that can't isolate programs says so now
         self.absent: dict[str, str] = worker.report["absent"]
         """The layers that could not be had here, and why."""
+        self.no_cgroup: str = worker.no_group
+        """Why a cgroup does not limit the memory and processes of a worker; empty where it does."""
         try:
             self.tier: str = UNISOLATED if mode == "process" else tier_of(self.absent, tuple(without))
             """The name of the set of layers in force."""
@@ -132,13 +136,19 @@ class Sandbox:
                 return worker
             except Broken:
                 self._discard(worker)
-        try:
-            worker = Worker(self._config)
-        except (OSError, MemoryError) as error:
-            raise SandboxError(f"no process could be started for the sandbox: {error}") from error
-        with self._lock:
-            self._started.append(worker)
-        return worker
+        for attempt in range(_STARTS):
+            try:
+                worker = Worker(self._config)
+            except (OSError, MemoryError) as error:
+                raise SandboxError(f"no process could be started for the sandbox: {error}") from error
+            except Broken as broken:
+                if attempt == _STARTS - 1:
+                    raise SandboxError(f"the sandbox could not be started {_STARTS} times: {broken}") from None
+            else:
+                with self._lock:
+                    self._started.append(worker)
+                return worker
+        raise AssertionError("a worker is started, or an error is raised")
 
     def _discard(self, worker: Worker) -> None:
         worker.close()

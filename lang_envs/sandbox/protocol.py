@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
-REQUEST = struct.Struct("=Qd")
-"""Trainer to zygote, with the descriptors of a task and of a result pipe: number of the request, and a
-limit in s after which the child ends even if nobody asks for it."""
-ENDING = struct.Struct("=QBid")
-"""Zygote to trainer: number of the request, one of the constants below, exit status or signal, processor time in s."""
-EXITED, SIGNALLED, TIMED_OUT, NOT_STARTED = range(4)
+REQUEST = struct.Struct("=Q")
+"""Trainer to zygote, with the descriptors of a task and of a result pipe: number of the request. Nothing else: later
+children inherit the zygote's memory, so it must not see anything that a program can influence."""
+ENDING = struct.Struct("=Qi4q")
+"""Zygote to trainer: number of the request, wait status, and processor time as user seconds, user microseconds, system
+seconds, system microseconds."""
+NOT_STARTED = 99 << 8
+"""The wait status of a child that could not be forked."""
 
 BEGUN = b"b"
 """Child to trainer, when all layers are on and the program begins."""

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from lang_envs.sandbox import syscalls
 
-_LOAD, _JUMP, _JUMP_EQ, _JUMP_GE, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x06
+_LOAD, _JUMP, _JUMP_EQ, _JUMP_GE, _AND, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x54, 0x06
 _KILL, _ALLOW = 0x80000000, 0x7FFF0000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
-_FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: no locks, leases or signals
 
 Instruction = tuple[int, int, int, int]
 
@@ -61,17 +60,17 @@ def _answer(name: str) -> list[Instruction]:
         return _return(_KILL)
     if name in syscalls.ANSWERED:
         return _refuse(syscalls.ANSWERED[name])
-    if name == "fcntl":
-        tests = [(_JUMP_EQ, len(_FCNTL) - i, 0, command) for i, command in enumerate(_FCNTL)]
-        return [(_LOAD, 0, 0, _ARGUMENTS + 8), *tests, *_refuse(errno.EPERM), *_return(_ALLOW)]
-    assert name == "prlimit64"  # of oneself, and only to look: process 0, no new limit
-    words = (_ARGUMENTS, _ARGUMENTS + 4, _ARGUMENTS + 16, _ARGUMENTS + 20)
-    tests = [
-        instruction
-        for i, word in enumerate(words)
-        for instruction in ((_LOAD, 0, 0, word), (_JUMP_EQ, 0, 2 * (len(words) - i) - 1, 0))
-    ]
-    return [*tests, *_return(_ALLOW), *_refuse(errno.EPERM)]
+    tests = [test for check in syscalls.BY_ARGUMENT[name] for test in _tests(check)]
+    return [*tests, *_return(_ALLOW)]
+
+
+def _tests(check: syscalls.Check) -> list[Instruction]:
+    """Refuse unless the check holds; both kinds of machine keep the lower half of an argument first."""
+    word = _ARGUMENTS + 8 * check.argument
+    masked = [(_AND, 0, 0, check.mask)] if check.mask != 0xFFFFFFFF else []
+    compared = [(_JUMP_EQ, len(check.values) - place, 0, value) for place, value in enumerate(check.values)]
+    upper = [(_LOAD, 0, 0, word + 4), (_JUMP_EQ, 1, 0, 0), *_refuse(errno.EPERM)] if check.whole else []
+    return [(_LOAD, 0, 0, word), *masked, *compared, *_refuse(errno.EPERM), *upper]
 
 
 def _return(action: int) -> list[Instruction]:

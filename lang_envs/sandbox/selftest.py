@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
 _MUST_FAIL = {
     "open a file of the system": "open('/etc/passwd')",
-    "open a file of this machine": "open(CANARY)",
     "open a library": "open(os.__file__)",
     "look for a file": "os.stat('/')",
     "list a folder": "os.listdir('/')",
-    "change a file's mode": "os.chmod(CANARY, 0o600)",
+    "change a folder's mode": "os.chmod('/tmp', 0o1777)",  # what it is
     "create a file": "open('/tmp/lang-envs-probe', 'w')",
     "create shared memory": "open('/dev/shm/lang-envs-probe', 'w')",
     "fork": "os.fork() or os._exit(0)",
@@ -75,7 +74,7 @@ def run(zygote: Zygote) -> list[str]:
     failures = []
     learns = "scikit-learn" in zygote.packages
     forbidden = _MUST_FAIL | (_DATA if learns else {})
-    acts = f"CANARY = {zygote.canary!r}\nACTS = {forbidden!r}\n" + _TRY
+    acts = f"ACTS = {forbidden | {'open a file of this package': f'open({__file__!r})'}!r}\n" + _TRY
     output, ending = _play(zygote, acts)
     if output != protocol.OUTPUT:
         failures.append(f"a program can do what it must not: {ending}")
@@ -98,10 +97,11 @@ def _play(zygote: Zygote, program: str) -> tuple[int | None, str]:
     child = zygote.dispatch([task, write])
     if child is None:
         return None, "no process could be started"
-    kind, code, _ = zygote.watch(child, 20.0)
+    _, status, *_ = protocol.ENDING.unpack(zygote.watch(0, child, 20.0))
+    code = os.waitstatus_to_exitcode(status)
     with os.fdopen(read, "rb") as pipe:
         sent = pipe.read()[len(protocol.BEGUN) :]
-    if kind != protocol.EXITED or len(sent) < protocol.RESULT.size:
-        return None, f"signal {code}" if kind == protocol.SIGNALLED else f"exit {code}"
+    if code < 0 or len(sent) < protocol.RESULT.size:
+        return None, f"signal {-code}" if code < 0 else f"exit {code}"
     header = sent[: protocol.RESULT.size]
     return protocol.RESULT.unpack(header)[1], sent[protocol.RESULT.size :].decode(errors="replace")

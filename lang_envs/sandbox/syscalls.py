@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
+from typing import NamedTuple
 
 ALLOWED = frozenset(
     """
-    brk clock_getres clock_gettime clock_nanosleep close dup dup2 dup3 exit exit_group fstat futex getcpu getcwd
-    getegid geteuid getgid getpgrp getpid getppid getrandom getrlimit getrusage gettid gettimeofday getuid lseek
-    madvise membarrier mmap mprotect mremap munmap nanosleep pipe pipe2 poll ppoll pread64 preadv pselect6 read readv
-    restart_syscall rseq rt_sigaction rt_sigprocmask rt_sigreturn sched_getaffinity sched_yield select set_robust_list
-    sigaltstack sysinfo time times uname write writev
+    brk close dup dup2 dup3 exit exit_group getcpu getcwd getegid geteuid getgid getpgrp getppid getrlimit gettimeofday
+    getuid lseek munmap nanosleep poll ppoll pread64 preadv pselect6 read readv restart_syscall rt_sigaction
+    rt_sigprocmask rt_sigreturn sched_yield select sigaltstack time times uname write writev
     """.split()  # noqa: SIM905 — as a list it would be a page
 )
 """Computing, sleeping, ending."""
@@ -28,10 +27,17 @@ KILLED = frozenset(
 """Nothing that fits a classifier makes these: the program is ended with SIGSYS, so that an attempt shows."""
 
 ANSWERED = {
+    "fstat": errno.EBADF,
     "ioctl": errno.ENOTTY,
-    "clone3": errno.ENOSYS,
-    "openat2": errno.ENOSYS,
-    "close_range": errno.ENOSYS,
+    # process ids count the programs that a worker has run
+    "getpid": 0,
+    "gettid": 0,
+    **dict.fromkeys(
+        """
+        clone3 close_range getrusage membarrier openat2 rseq set_robust_list sysinfo
+        """.split(),  # noqa: SIM905
+        errno.ENOSYS,
+    ),
     **dict.fromkeys(
         """
         access faccessat faccessat2 getdents64 lstat newfstatat open openat readlink readlinkat stat statx
@@ -39,14 +45,53 @@ ANSWERED = {
         errno.ENOENT,
     ),
 }
-"""Those that libraries try and live without, if they are told so in these words.
+"""Those that libraries try and live without, if they are told so in these words; 0 is success without effect.
 
 No path leads anywhere, not even to find that nothing is there: the kernel remembers names that were looked for, and
-which parts of a file were read, so that one program could leave a message for the next.
+which parts of a file were read, so that one program could leave a message for the next. Nor are there counters of the
+machine: free memory, processes, page faults, the inode number of a pipe.
 """
 
-BY_ARGUMENT = ("fcntl", "prlimit64")
-"""Those that depend on what they are called with; :mod:`seccomp` holds the rules."""
+
+class Check(NamedTuple):
+    """A condition on an argument of a system call: its lower 32 bits under a mask have one of these values."""
+
+    argument: int
+    values: tuple[int, ...]
+    mask: int = 0xFFFFFFFF
+    whole: bool = False
+    """Whether the upper 32 bits must be 0 as well: of addresses, which the kernel reads in full."""
+
+
+_CLOCKS = (Check(0, tuple(range(12))),)  # none of another process: those have larger or negative ids
+_PRIVATE, _CLOCK_REALTIME = 128, 256
+_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE, _MAP_STACK = 0x2, 0x10, 0x20, 0x4000, 0x20000
+_MAP_FIXED_NOREPLACE = 0x100000
+_MAP_NEEDED = _MAP_PRIVATE | _MAP_ANONYMOUS
+_MAP_FREE = _MAP_FIXED | _MAP_NORESERVE | _MAP_STACK | _MAP_FIXED_NOREPLACE
+_READ_WRITE_EXECUTE = 7
+
+BY_ARGUMENT = {
+    "clock_getres": _CLOCKS,
+    "clock_gettime": _CLOCKS,
+    "clock_nanosleep": _CLOCKS,
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: no locks, leases or signals
+    "fcntl": (Check(1, (0, 1, 2, 3, 1030)),),
+    # WAIT, WAKE, WAIT_BITSET, WAKE_BITSET on memory of one's own: others work on a page of a library, for all to hear
+    "futex": (Check(1, tuple(_PRIVATE | operation for operation in (0, 1, 9, 10)), 0xFFFFFFFF & ~_CLOCK_REALTIME),),
+    # GRND_NONBLOCK at most: older kernels have one pool for all behind GRND_RANDOM
+    "getrandom": (Check(2, (0, 1)),),
+    # DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE: others evict the pages of libraries, and the next program is slower
+    "madvise": (Check(2, (4, 8, 14, 15)),),
+    # memory of one's own; MAP_HUGETLB would take from what the machine has
+    "mmap": (Check(2, (0,), 0xFFFFFFFF & ~_READ_WRITE_EXECUTE), Check(3, (_MAP_NEEDED,), 0xFFFFFFFF & ~_MAP_FREE)),
+    "mprotect": (Check(2, (0,), 0xFFFFFFFF & ~_READ_WRITE_EXECUTE),),
+    "mremap": (Check(3, (0, 1, 3)),),  # MREMAP_MAYMOVE, MREMAP_FIXED
+    # of oneself, and only to look: process 0, no new limit
+    "prlimit64": (Check(0, (0,), whole=True), Check(2, (0,), whole=True)),
+    "sched_getaffinity": (Check(0, (0,)),),  # of another process it would say whether it is there
+}
+"""Those that depend on what they are called with: every check must hold, or the answer is EPERM."""
 
 _NUMBERS = {
     "x86_64": """
@@ -59,7 +104,7 @@ gettimeofday=96 getuid=102 init_module=175 io_uring_enter=426 io_uring_register=
 ioperm=173 iopl=172 kcmp=312 kexec_file_load=320 kexec_load=246 keyctl=250 lseek=8 lstat=6 madvise=28 membarrier=324
 mmap=9 modify_ldt=154 mount=165 mount_setattr=442 move_mount=429 mprotect=10 mremap=25 munmap=11
 name_to_handle_at=303 nanosleep=35 newfstatat=262 open=2 open_by_handle_at=304 open_tree=428 openat2=437 openat=257
-perf_event_open=298 personality=135 pidfd_getfd=438 pipe2=293 pipe=22 pivot_root=155 poll=7 ppoll=271 pread64=17
+perf_event_open=298 personality=135 pidfd_getfd=438 pivot_root=155 poll=7 ppoll=271 pread64=17
 preadv=295 prlimit64=302 process_madvise=440 process_vm_readv=310 process_vm_writev=311 pselect6=270 ptrace=101
 quotactl=179 quotactl_fd=443 read=0 readlink=89 readlinkat=267 readv=19 reboot=169 request_key=249
 restart_syscall=219 rseq=334 rt_sigaction=13 rt_sigprocmask=14 rt_sigreturn=15 sched_getaffinity=204 sched_yield=24
@@ -76,7 +121,7 @@ getgid=176 getpid=172 getppid=173 getrandom=278 getrlimit=163 getrusage=165 gett
 init_module=105 io_uring_enter=426 io_uring_register=427 io_uring_setup=425 ioctl=29 kcmp=272 kexec_file_load=294
 kexec_load=104 keyctl=219 lseek=62 madvise=233 membarrier=283 mmap=222 mount=40 mount_setattr=442 move_mount=429
 mprotect=226 mremap=216 munmap=215 name_to_handle_at=264 nanosleep=101 newfstatat=79 open_by_handle_at=265
-open_tree=428 openat2=437 openat=56 perf_event_open=241 personality=92 pidfd_getfd=438 pipe2=59 pivot_root=41
+open_tree=428 openat2=437 openat=56 perf_event_open=241 personality=92 pidfd_getfd=438 pivot_root=41
 ppoll=73 pread64=67 preadv=69 prlimit64=261 process_madvise=440 process_vm_readv=270 process_vm_writev=271
 pselect6=72 ptrace=117 quotactl=60 quotactl_fd=443 read=63 readlinkat=78 readv=65 reboot=142 request_key=218
 restart_syscall=128 rseq=293 rt_sigaction=134 rt_sigprocmask=135 rt_sigreturn=139 sched_getaffinity=123

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import array
 import contextlib
+import itertools
 import json
 import math
 import os
+import random
 import select
 import signal
 import socket
@@ -22,10 +24,13 @@ from typing import Any
 import numpy as np
 
 from lang_envs.sandbox import protocol
+from lang_envs.sandbox.cgroups import Group
 from lang_envs.sandbox.tiers import SandboxError
 
 _START_SECONDS, _BEGIN_SECONDS, _GRACE_SECONDS = 120.0, 10.0, 2.0
 """For a zygote to be ready, for a program to begin, for a killed one to be gone."""
+_JITTER_SECONDS = 0.0018
+"""A program starts up to so much later, at random: the time at which the last one ended is a message to it."""
 LONGEST = 1e6
 """No limit in seconds is taken for more than this."""
 _ENVIRONMENT = {
@@ -47,6 +52,13 @@ _ENVIRONMENT = {
     # joblib runs everything in sequence, whatever n_jobs says
     "JOBLIB_MULTIPROCESSING": "0",
 }
+
+
+_USERS = range(61184, 65520)
+"""Users that no file and no other process belongs to: systemd keeps them free for services."""
+_jitter = random.SystemRandom()
+_users = itertools.cycle(_jitter.sample(_USERS, len(_USERS)))
+"""Each worker of root's runs programs as a user of its own."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,10 @@ class Limits:
                 raise ValueError(f"{name}={value!r} must be a positive, finite number")
 
 
+_KILLED = (-signal.SIGKILL, -signal.SIGKILL & 0xFF)
+"""Exit status of a zygote that somebody has killed, or of the process that waited for it."""
+
+
 class Broken(Exception):
     """A worker can't go on; what it was doing can be tried once more."""
 
@@ -82,28 +98,33 @@ class Worker:
     """A zygote, and the socket on which it takes requests."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        here, there = socket.socketpair()
-        with (
-            there,
-            tempfile.NamedTemporaryFile("w", prefix="lang-envs-canary-") as canary,
-            tempfile.TemporaryFile() as complaints,
-        ):
-            canary.write("not for a program")
-            canary.flush()
-            Path(canary.name).chmod(0o644)
+        self.group: Group | None = None
+        self.no_group = ""
+        """Why the processes are not limited by a cgroup; empty where they are."""
+        try:
+            self.group = Group()
+        except OSError as error:
+            self.no_group = str(error)
+        joins = None if self.group is None else str(self.group.path / "cgroup.procs")
+        self.control, there = socket.socketpair()
+        with there, tempfile.TemporaryFile() as complaints:
             command = [sys.executable, "-s", "-P", str(Path(__file__).with_name("zygote.py")), str(there.fileno())]
-            self.process = subprocess.Popen(
-                [*command, json.dumps({**config, "canary": canary.name})],
-                env=_ENVIRONMENT,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=complaints,
-                pass_fds=[there.fileno()],
-                start_new_session=True,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    [*command, json.dumps({**config, "user": next(_users), "joins": joins})],
+                    env=_ENVIRONMENT,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=complaints,
+                    pass_fds=[there.fileno()],
+                    start_new_session=True,
+                )
+            except BaseException:
+                self.control.close()
+                self._remove_group()
+                raise
             there.close()
-            self.control = here
             self.number = 0
             self.alone = bool(config["process"])
             try:
@@ -111,6 +132,8 @@ class Worker:
             except BaseException as error:
                 self.close()
                 if isinstance(error, Broken):
+                    if self.process.returncode in _KILLED:
+                        raise Broken("the sandbox's process was killed while it started") from None
                     complaints.seek(0)
                     said = complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
                     raise SandboxError(f"the sandbox's process did not start: {said or error}") from None
@@ -121,6 +144,14 @@ class Worker:
         if self.report["failures"]:
             self.close()
             raise SandboxError("the sandbox failed its self-test: " + "; ".join(self.report["failures"]))
+        if self.report["no_group"]:
+            self.no_group = self.report["no_group"]
+            self._remove_group()
+
+    def _remove_group(self) -> None:
+        if self.group is not None:
+            self.group.remove()
+            self.group = None
 
     def _hear(self, deadline: float) -> dict[str, Any]:
         (length,) = struct.unpack("=I", self._receive(4, deadline))
@@ -152,10 +183,13 @@ class Worker:
         """
         wall = min(limits.wall_seconds, LONGEST)
         self.number += 1
+        if self.group is not None:
+            self.group.bound(self.report["memory"], int(limits.memory_bytes))
+        time.sleep(_jitter.uniform(0, _JITTER_SECONDS))
         read, write = os.pipe()
         try:
             try:
-                request = protocol.REQUEST.pack(self.number, wall + _BEGIN_SECONDS + _GRACE_SECONDS)
+                request = protocol.REQUEST.pack(self.number)
                 descriptors = array.array("i", [task, write])
                 self.control.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
             except OSError as error:
@@ -193,12 +227,13 @@ class Worker:
         """Have the child killed: it has answered, or its time is over."""
         if not self.alone:
             with contextlib.suppress(OSError):  # found out at the next request
-                self.control.send(protocol.REQUEST.pack(0, 0.0))
+                self.control.send(protocol.REQUEST.pack(0))
 
-    def _explain(self, kind: int, code: int, cpu: float, limits: Limits) -> tuple[str, None, str]:
+    def _explain(self, code: int, cpu: float, limits: Limits) -> tuple[str, None, str]:
         """Why a program that ended by itself left no result."""
-        if kind == protocol.EXITED:
+        if code >= 0:
             return "error", None, "the program ended its process without a result"
+        code = -code
         if code == signal.SIGXCPU or (code == signal.SIGKILL and cpu >= limits.cpu_seconds):
             return "cpu limit", None, f"the program took more than {limits.cpu_seconds:g} s of processor time"
         if code == signal.SIGKILL:
@@ -208,8 +243,8 @@ class Worker:
         known = code in signal.Signals.__members__.values()
         return "crash", None, f"the program crashed ({signal.Signals(code).name if known else f'signal {code}'})"
 
-    def _ending(self, deadline: float) -> tuple[int, int, float] | None:
-        """How the program's process ended: a constant of the protocol, exit status or signal, processor time in s.
+    def _ending(self, deadline: float) -> tuple[int, float] | None:
+        """How the program's process ended: exit status or −signal, and processor time in s.
 
         None if it had not ended by the deadline.
         """
@@ -218,14 +253,18 @@ class Worker:
                 code = self.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 return None
-            return protocol.SIGNALLED if code < 0 else protocol.EXITED, abs(code), math.inf
+            return code, math.inf
         number = 0
         while number != self.number:  # earlier ones belong to programs that had answered
             if not _readable(self.control.fileno(), deadline):
                 return None
             ending = self._receive(protocol.ENDING.size, time.monotonic() + _GRACE_SECONDS)
-            number, kind, code, cpu = protocol.ENDING.unpack(ending)
-        return kind, code, cpu
+            number, status, seconds, microseconds, more_seconds, more_microseconds = protocol.ENDING.unpack(ending)
+        try:
+            code = os.waitstatus_to_exitcode(status)
+        except ValueError:
+            raise Broken(f"the sandbox's process speaks of a status {status}") from None
+        return code, seconds + more_seconds + (microseconds + more_microseconds) / 1e6
 
     def drain(self) -> None:
         """Take in what the zygote said of programs that had answered."""
@@ -243,6 +282,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._remove_group()
 
 
 def _readable(descriptor: int, deadline: float) -> bool:

@@ -7,11 +7,11 @@ each request: one stands by when the request comes. It never reads a task and is
 from __future__ import annotations
 
 import array
+import ctypes
 import fcntl
 import gc
 import importlib
 import json
-import math
 import os
 import pkgutil
 import random
@@ -20,7 +20,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 import types
 import warnings
 from importlib import metadata
@@ -65,11 +64,24 @@ class Zygote:
         self.control = control
         self.absent: dict[str, str] = dict.fromkeys(config["without"], "switched off")
         self.packages: list[str] = config["packages"]
-        self.canary: str = config["canary"]
+        self.user: int = config["user"]
         self.filter: isolation.Filter | None = None
         self.nested = -1
         self.memory_in_use = 0
         self.standby: tuple[int, socket.socket] | None = None
+        self.no_group = ""
+
+    def join_group(self, processes: str | None) -> None:
+        """Be limited by a cgroup, with all that this process forks."""
+        if processes is not None:
+            try:
+                Path(processes).write_text("0")
+            except OSError as error:
+                self.no_group = str(error)
+
+    def state(self) -> dict[str, Any]:
+        """What the trainer needs to know of a process that has started."""
+        return {"memory": self.memory_in_use, "no_group": self.no_group}
 
     def take(self, layer: str, step: Any, *arguments: Any) -> Any:
         """Put on one layer, or remember why it cannot be had."""
@@ -92,7 +104,7 @@ class Zygote:
             self.take("private-root", isolation.enter_private_root)
         else:
             self.absent.setdefault("private-root", "needs namespaces")
-        self.take("uid", isolation.drop_user)
+        self.take("uid", isolation.drop_user, self.user)
         if "namespaces" not in self.absent:
             isolation.die_with_parent(os.getppid())  # which a change of user makes forget
         isolation.forbid_privileges()
@@ -108,7 +120,7 @@ class Zygote:
                 importlib.import_module(name)
         if "sklearn" in sys.modules:
             exec(_WARM, {})
-            _search_libraries_without_proc()
+            _adapt_threadpoolctl()
 
     # ------------------------------------------------------------------------------------------------------- serving
 
@@ -116,23 +128,24 @@ class Zygote:
         """Until the trainer closes its end, or is gone."""
         self.stand_by()
         while request := self._receive():
-            number, wall, descriptors = request
-            child = self.dispatch(descriptors) if len(descriptors) == 2 and math.isfinite(wall) else None
-            if child is None:
-                self.control.sendall(protocol.ENDING.pack(number, protocol.NOT_STARTED, 0, 0.0))
-                self.stand_by()
-                continue
+            number, descriptors = request
+            child = self.dispatch(descriptors) if len(descriptors) == 2 else None
             self.stand_by()
-            self.control.sendall(protocol.ENDING.pack(number, *self.watch(child, wall)))
+            if child is None:
+                self.control.sendall(protocol.ENDING.pack(number, protocol.NOT_STARTED, 0, 0, 0, 0))
+                continue
+            ending = self.watch(number, child)
+            self.control.sendall(ending)
+            ending[:] = bytes(len(ending))  # or a later child could read how long this one took
 
-    def _receive(self) -> tuple[int, float, list[int]] | None:
+    def _receive(self) -> tuple[int, list[int]] | None:
         number = 0
         while not number:  # 0 ends a child, which has ended already
             message, descriptors = receive(self.control, protocol.REQUEST.size)
             if not message:
                 return None
-            number, wall = protocol.REQUEST.unpack(message)
-        return number, wall, descriptors
+            (number,) = protocol.REQUEST.unpack(message)
+        return number, descriptors
 
     def stand_by(self) -> None:
         """Fork the next child ahead of its request, unless one stands by; never fails, but may leave none."""
@@ -173,31 +186,29 @@ class Zygote:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def watch(self, child: int, wall: float) -> tuple[int, int, float]:
-        """Wait for the end of a child, and bring it about when the time is over or the trainer has what it wants."""
-        deadline = time.monotonic() + wall
+    def watch(self, number: int, child: int, seconds: float | None = None) -> bytearray:
+        """Wait for the end of a child, and bring it about when the trainer asks for it or the time is over.
+
+        The kernel writes what is known of the child into the message to the trainer, and no Python object ever holds
+        it: children that are forked later inherit this process's memory.
+        """
         watched = os.pidfd_open(child)
-        timed_out = False
         try:
             poll = select.poll()
             poll.register(watched, select.POLLIN)
             poll.register(self.control, select.POLLIN)
             while True:
-                ready = [descriptor for descriptor, _ in poll.poll(_left(deadline))]
+                ready = [descriptor for descriptor, _ in poll.poll(None if seconds is None else 1000 * seconds)]
                 if watched in ready:
                     break
-                timed_out = not ready
                 if ready and not receive(self.control, protocol.REQUEST.size)[0]:
                     os._exit(0)  # the trainer is gone, and the child goes with this process
                 os.kill(child, signal.SIGKILL)
                 poll.unregister(self.control)
-                deadline = math.inf
+                seconds = None
         finally:
             os.close(watched)
-        _, status, usage = os.wait4(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        kind = protocol.TIMED_OUT if timed_out else protocol.SIGNALLED if code < 0 else protocol.EXITED
-        return kind, abs(code), usage.ru_utime + usage.ru_stime
+        return isolation.end_of(child, number)
 
     # ---------------------------------------------------------------------------------------------------- in the child
 
@@ -329,11 +340,18 @@ def read_what_is_mapped() -> None:
 
 
 def _be_ready_to_fork() -> None:
+    # glibc's qsort asks once how much memory there is, which a program cannot: let it ask now
+    comparison = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    ctypes.CDLL(None).qsort(ctypes.create_string_buffer(8192), 1024, 8, comparison(_equal))
     gc.collect()
     gc.freeze()
     threads = Path("/proc/self/task")
     if threads.is_dir() and (count := len(list(threads.iterdir()))) != 1:
         raise RuntimeError(f"{count} threads run before any program does: fork would not be safe")
+
+
+def _equal(first: int, second: int) -> int:
+    return 0
 
 
 class OnlyPackages:
@@ -385,12 +403,19 @@ def _modules_of(package: str) -> list[str]:
     return [name for name in sorted(names) if name.isidentifier()]
 
 
-def _search_libraries_without_proc() -> None:
-    """threadpoolctl reads /proc/self/maps, which is not there for a program; the dynamic linker knows as well."""
+def _adapt_threadpoolctl() -> None:
+    """Let it live without /proc/self/maps and keep one thread.
+
+    The dynamic linker knows which libraries there are as well. A BLAS that is asked for two threads waits for ever for
+    the one that no program can start.
+    """
+    import threadpoolctl  # type: ignore[import-untyped]
     from sklearn.utils.parallel import _get_threadpool_controller
 
     kind = type(_get_threadpool_controller())
     kind._find_libraries_with_linux = kind._find_libraries_with_dl_iterate_phdr
+    for library in threadpoolctl.LibController.__subclasses__():
+        library.set_num_threads = lambda self, num_threads: None
 
 
 def _virtual_memory() -> int:
@@ -399,11 +424,6 @@ def _virtual_memory() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-
-def _left(deadline: float) -> float | None:
-    """Milliseconds to wait; None for as long as it takes."""
-    return None if deadline == math.inf else max(0.0, 1000 * (deadline - time.monotonic()))
 
 
 # ------------------------------------------------------------------------------------------------------------- main
@@ -420,11 +440,13 @@ def main() -> None:
     os.set_inheritable(control.fileno(), False)
     config = json.loads(sys.argv[2])
     zygote = Zygote(control, config)
+    isolation.be_killed_first()
     try:
+        zygote.join_group(config["joins"])
         if config["process"]:
             _serve_once(zygote)
-        zygote.take("namespaces", _try_namespaces)
-        zygote.take("namespaces", isolation.enter_namespaces)
+        zygote.take("namespaces", _try_namespaces, zygote.user)
+        zygote.take("namespaces", isolation.enter_namespaces, zygote.user)
         if "namespaces" not in zygote.absent and (inner := os.fork()):
             # Only what is forked from here is in the new process namespace, and this process has nothing more to do.
             control.close()
@@ -433,7 +455,7 @@ def main() -> None:
             isolation.die_with_parent(os.getppid())
         zygote.prepare()
         failures = [] if config["without"] else selftest.run(zygote)
-        say(control, {"absent": zygote.absent, "failures": failures})
+        say(control, {"absent": zygote.absent, "failures": failures, **zygote.state()})
     except BaseException as error:
         say(control, {"error": f"{type(error).__name__}: {error}"})
         os._exit(1)
@@ -441,12 +463,12 @@ def main() -> None:
     zygote.serve()
 
 
-def _try_namespaces() -> None:
+def _try_namespaces(user: int) -> None:
     """Enter them in a process that is thrown away: some systems let one in and then take every right to do anything."""
     child = os.fork()
     if child == 0:
         try:
-            isolation.enter_namespaces()
+            isolation.enter_namespaces(user)
         except OSError as error:
             os._exit(error.errno or 1)
         os._exit(0)
@@ -461,7 +483,7 @@ def _serve_once(zygote: Zygote) -> NoReturn:
     zygote._import()
     _be_ready_to_fork()
     zygote.memory_in_use = _virtual_memory()
-    say(zygote.control, {"absent": zygote.absent, "failures": []})
+    say(zygote.control, {"absent": zygote.absent, "failures": [], **zygote.state()})
     message, descriptors = receive(zygote.control, protocol.REQUEST.size)
     if message:
         run(zygote, zygote.control, *descriptors)

@@ -350,11 +350,50 @@ def test_splits_are_those_of_scikit_learn_and_keep_the_labels_of_the_test_half(n
     for seed in range(8):
         part = split(dataset, seed)
         assert set(part.inputs) == {"x_train", "y_train", "x_test"}
-        expected = train_test_split(dataset.x, dataset.y, test_size=0.5, random_state=seed)
-        found = (part.inputs["x_train"], part.inputs["x_test"], part.inputs["y_train"], part.y_test)
-        for here, there in zip(found, expected, strict=True):
+        x_train, x_test, y_train, y_test = train_test_split(dataset.x, dataset.y, test_size=0.5, random_state=seed)
+        for here, there in ((part.inputs["x_train"], x_train), (part.inputs["y_train"], y_train)):
             assert here.dtype == there.dtype
             assert np.array_equal(here, there)
+        tested = np.column_stack((part.inputs["x_test"], part.y_test))
+        assert sorted(tested.tolist()) == sorted(np.column_stack((x_test, y_test)).tolist())
+        assert part.inputs["x_test"].tolist() == sorted(part.inputs["x_test"].tolist())
+
+
+def lines_of_test_rows(rows: int) -> str:
+    """A program that reads no features: it computes where in the data set the rows stood that a split tests."""
+    return f"""import numpy as np
+    orders = [np.random.RandomState(seed).permutation({rows}) for seed in range(5)]
+    agreement = [((order[-len(y_train):] < {rows // 2}) == (y_train == 0)).mean() for order in orders]
+    second = orders[int(np.argmax(agreement))][:-len(y_train)] / {rows}
+    class Model:
+        def predict_proba(self, x):
+            return np.column_stack((1 - second, second))
+    model = Model()"""
+
+
+@pytest.mark.parametrize("levels", [1, 10**6], ids=["equal rows", "different rows"])
+def test_order_of_the_test_rows_says_nothing_of_their_labels(levels: int) -> None:
+    """In a file that is sorted by class, as many are. Features are noise: whoever does not cheat gets 0.5."""
+    y = np.repeat([0, 1], 200)
+    x = np.random.default_rng(3).integers(levels, size=(400, 2)).astype(np.float64)
+    dataset = Dataset("sorted", "Sorted by class", x, y)
+    env = fresh(dataset=dataset)
+    reward = env.step(lines_of_test_rows(400))[1]
+    assert abs(reward - 0.5) < 0.1, "chance is 0.5 with a standard deviation of 0.02"
+    for seed in range(5):
+        part = split(dataset, seed)
+        places = np.random.RandomState(seed).permutation(400)[:200]
+        cheat = np.column_stack((1 - places / 400, places / 400))
+        assert roc_auc(y[places], cheat) == 1.0, "in the order of the split the same answer is right"
+        assert abs(roc_auc(part.y_test, cheat) - 0.5) < 0.2
+
+
+def test_limit_of_processor_time_does_not_say_how_long_the_last_repetition_took() -> None:
+    program = (
+        "import resource, time\n    seen = resource.getrlimit(resource.RLIMIT_CPU)[0]\n    time.sleep(0.5)\n    "
+        + (returning("[[1 / 3] * 3] * len(x) if seen == 7 else None"))
+    )
+    assert fresh(seconds=7.0).step(program)[1] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("dataset", ["balance-scale", "tic-tac-toe", "sklearn:iris", two_classes()], ids=str)
@@ -546,6 +585,14 @@ def test_waiting_for_another_world_does_not_count_as_a_programs_time() -> None:
     slow.anticipate("import time\n    time.sleep(1)\n    1 / 0")
     time.sleep(0.2)
     assert quick.step(f"{BAYES}\n    # waited for")[1] > 0
+
+
+def test_rendering_holds_nothing_that_moves_a_terminal() -> None:
+    env = fresh(render_mode="ansi")
+    env.step("model = '\x1b[2J\x1b]0;title\x07\u202e\r' + 1")
+    shown = env.render()
+    assert shown is not None and "[2J" in shown
+    assert all(character.isprintable() or character == "\n" for character in shown)
 
 
 def test_rendering_shows_the_program_and_what_came_of_it() -> None:
@@ -838,6 +885,20 @@ ODD = (
 )
 
 
+@pytest.mark.parametrize("piece", ["```", "``` ", "```a", "`", "\n", " ", "def build_model(", "\r", "\t", "x:\n"])
+def test_time_to_read_an_answer_grows_with_its_length_alone(piece: str) -> None:
+    began = time.perf_counter()
+    for length in (60_000, 250_000, 4_000_000):
+        assert len(function_of(piece * (length // len(piece)))) > 0
+    assert time.perf_counter() - began < 1.0
+
+
+def test_too_long_an_answer_is_refused_and_not_cut() -> None:
+    answer = f"{BAYES}\n    # {'x' * 70_000}\n"
+    info = fresh().step(answer)[-1]
+    assert info["status"] == "error" and "65536 is the limit" in info["error"]
+
+
 @pytest.mark.parametrize("style", ["completion", "infill", "chat"])
 @pytest.mark.parametrize("program", ODD, ids=lambda program: ascii(program)[:24])
 def test_prompts_stay_in_the_observation_space_whatever_was_written(style: str, program: str) -> None:
@@ -989,6 +1050,9 @@ def test_text_that_holds_the_markers_is_only_text() -> None:
 MADE: dict[str, Callable[..., gym.vector.VectorEnv]] = {
     "make_vec": lambda n, **options: make_vec(BALANCE, n, **options),
     "gym.make_vec": lambda n, **options: gym.make_vec(BALANCE, num_envs=n, **options),
+    "vector_kwargs": lambda n, **options: gym.make_vec(
+        BALANCE, num_envs=n, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}, **options
+    ),
 }
 
 
@@ -1006,9 +1070,9 @@ def two_workers() -> Iterator[Sandbox]:
 @pytest.mark.parametrize("how", MADE)
 def test_vector_pays_what_single_environments_pay(how: str, interface: str, two_workers: Sandbox) -> None:
     vector = MADE[how](3, max_workers=2, interface=interface)
-    assert isinstance(vector, LanguageVectorEnv)
+    assert isinstance(vector, LanguageVectorEnv) == (how == "make_vec")
     mode = vector.metadata["autoreset_mode"]
-    assert mode is (AutoresetMode.SAME_STEP if how == "make_vec" else AutoresetMode.NEXT_STEP)
+    assert mode is (AutoresetMode.NEXT_STEP if how == "gym.make_vec" else AutoresetMode.SAME_STEP)
     singles = [gym.make(BALANCE, interface=interface) for _ in range(3)]
     vector.reset(seed=0)
     for env in singles:
