@@ -208,8 +208,10 @@ def survives(place: Place) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mutants", type=int)
-    chosen = parser.parse_args().mutants
+    parser.add_argument(
+        "--remove", nargs="*", help="parts of source lines whose placements are taken out one at a time"
+    )
+    chosen = parser.parse_args().remove
     torch.set_num_threads(1)
     disable_progress_bar()
     if chosen is None:
@@ -221,11 +223,12 @@ def main() -> None:
 
     import lang_envs  # noqa: F401
 
-    found = places()
-    step = len(found) / (chosen or len(found))
-    for place in (found[int(i * step)] for i in range(chosen or len(found))):
-        line = {"place": f"{place.file.relative_to(simulated_gpu.PROJECT)}:{place.line}", "text": place.text}
-        print(json.dumps(line | {"survives": survives(place)}), flush=True)
+    for place in places():
+        source = place.file.read_text().splitlines()[place.line - 1].strip()
+        if not chosen or any(part in source for part in chosen):
+            where = f"{place.file.relative_to(simulated_gpu.PROJECT)}:{place.line}"
+            line = {"place": where, "source": source, "text": place.text, "survives": survives(place)}
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
