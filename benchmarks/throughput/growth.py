@@ -39,8 +39,10 @@ SWEEPS: dict[str, tuple[float, ...]] = {
     "environments": (1, 4, 16, 64, 256),
     "distinct observations": (1 / 16, 1 / 4, 1 / 2, 1),
 }
-"""What grows; all else is at its value in :data:`USUAL`."""
+"""What grows; all else is at its value in :data:`USUAL` or :data:`ALONE`."""
 USUAL = {"candidates": 8.0, "prompt tokens": 50.0, "environments": 16.0, "distinct observations": 1.0}
+ALONE = {"candidates": {"environments": 1.0}, "prompt tokens": {"environments": 4.0}}
+"""Of what is measured in fewer environments than usual."""
 _CANDIDATE = 6
 """Tokens of a candidate, the end token included."""
 _NAIVE_LOGITS = 1e8
@@ -169,7 +171,7 @@ def best_of(model: LanguageModel, repeats: int) -> Callable[[Callable[[], Any]],
 
 def measure(model: LanguageModel, quantity: str, value: float, speed: float, repeats: int) -> Point:
     policy = LanguagePolicy(model, behaviour="trie", normalisation="token", critic_hidden=(16,))
-    asked = queries(USUAL | {quantity: value}, model.tokenizer.vocab_size)
+    asked = queries(USUAL | ALONE.get(quantity, {}) | {quantity: value}, model.tokenizer.vocab_size)
     distinct = list(dict.fromkeys(asked))  # an agent asks each once
     seconds = best_of(model, repeats)
 
