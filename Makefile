@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # Only `make bench STEPS=...` counts: the environment may hold names like these for other reasons.
+OWN_PYTHON := $(filter command%,$(origin PYTHON))
 VARIABLES := ALGO ENV MODEL SEEDS STEPS DEVICE QUANTIZE ARGS RESUME RUNS SETS PYTHON PIP_OPTIONS
 $(foreach name,$(VARIABLES),$(if $(filter command%,$(origin $(name))),,$(eval override $(name) :=)))
 override PYTHON := $(or $(PYTHON),python3)
@@ -88,12 +89,12 @@ throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.large
 
 # The Python that is named must have torch and what `pip install '.[train]'` needs; parts that lack a package are skipped.
-ifeq ($(filter command environment,$(firstword $(origin PYTHON))),)
+ifeq ($(OWN_PYTHON),)
 gpu-check: $(INSTALLED)
-	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
+	set -f; $(BIN)/python -m benchmarks.gpu_check $$ARGS
 else
 gpu-check:
-	$(PYTHON) -m benchmarks.gpu_check $(ARGS)
+	set -f; "$$PYTHON" -m benchmarks.gpu_check $$ARGS
 endif
 
 test: $(INSTALLED)

@@ -39,6 +39,8 @@ from trainers.loop import CHECKPOINTS_FOLDER
 CONFIG_FILE = "config.json"
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
+_OF_THE_MACHINE = ("sandbox", "cache_dir")
+"""Arguments of worlds that decide how programs are isolated, and where files are written."""
 STAGES: dict[str, Callable[[Cell, Any], Any]] = {
     "untrained": lambda cell, envs: cell.make_agent(envs),
     "trained": lambda cell, envs: cell.load_agent(envs),
@@ -272,6 +274,12 @@ class Benchmark:
         ValueError
             Naming them, and the option that allows it.
         """
+        for name, value in self.config.world_options.items():
+            if name in _OF_THE_MACHINE and self.imports is not None and f"{name}={value}" not in self.imports:
+                raise ValueError(
+                    f"{self.folder / CONFIG_FILE} sets {name}={value}, which is yours to decide; if you trust it: "
+                    f"--allow-import {name}={value}"
+                )
         if refused := [name for name in self.config.modules if not may_import(name, self.imports)]:
             module = self.config.modules[refused[0]]
             raise ValueError(

@@ -169,8 +169,28 @@ def _generator(state: dict[str, Any]) -> np.random.Generator:
     if state["bit_generator"] not in _BIT_GENERATORS:
         raise ValueError(f"there is no random generator {state['bit_generator']!r:.80}")
     found = getattr(np.random, state["bit_generator"])(0)
+    check_generator_position(state)
     found.state = state
     return np.random.Generator(found)
+
+
+def check_generator_position(state: dict[str, Any]) -> None:
+    """Refuse a state of NumPy's generators that points outside of its buffer, which NumPy itself does not check.
+
+    Raises
+    ------
+    ValueError
+        Naming the position.
+    """
+    inner = state.get("state")
+    positions = (
+        (inner.get("pos") if isinstance(inner, dict) else None, 624),
+        (state.get("pos"), 624),
+        (state.get("buffer_pos"), 4),
+    )
+    for position, most in positions:
+        if position is not None and (type(position) is not int or not 0 <= position <= most):
+            raise ValueError(f"a random generator stands at {position!r:.80}, which is not between 0 and {most}")
 
 
 def _instance(name: str, values: list[Any]) -> Any:

@@ -17,11 +17,12 @@ import torch
 from safetensors import SafetensorError
 
 from lang_envs.files import MIB, parse_json, read_bytes, sync
-from lang_envs.storage import decode, encode
+from lang_envs.storage import check_generator_position, decode, encode
 
 LAST, BEST = "last", "best"
 PROGRESS_FILE = "progress.json"
-MAX_PROGRESS = 1024 * MIB
+_OURS = re.compile(r"(\.unfinished-)?step-\d{10}")
+MAX_PROGRESS = 64 * MIB
 """Bytes of the largest progress that is read."""
 _PICKLE = "progress.pkl"
 _READS_PICKLES = "lang-envs 0.1.0 at commit 4dc5cab is the last to read it"
@@ -81,7 +82,7 @@ def save_checkpoint(folder: Path, step: int, save_agent: Callable[[Path], None],
     for name in (BEST, LAST) if best else (LAST,):
         _point(folder / name, target.name)
     kept = {(folder / name).resolve() for name in (LAST, BEST)}
-    for other in folder.glob("*step-*"):
+    for other in (path for path in folder.iterdir() if _OURS.fullmatch(path.name) and path.is_dir()):
         if other.resolve() not in kept:
             shutil.rmtree(other)
 
@@ -174,6 +175,7 @@ def _random_states() -> dict[str, Any]:
 
 def _set_random_states(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
+    check_generator_position({"pos": states["numpy"][2]})
     np.random.set_state(states["numpy"])  # noqa: NPY002
     torch.set_rng_state(torch.from_numpy(states["torch"]))
     saved = states["cuda"]

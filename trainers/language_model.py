@@ -41,6 +41,7 @@ QUANTIZATIONS = ("4bit", "8bit")
 _CHECKPOINTING = {"use_reentrant": False}
 _ADJUSTMENTS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of models that do something to logits after the head."""
+_ROPE_OF_THE_BATCH = ("dynamic", "longrope")
 _EXACT, _EXACT_ROUNDED = 1e-3, 0.05
 """Largest ``packing_error`` of a model that packs: in float32, and in half precision or quantised."""
 
@@ -296,7 +297,11 @@ class LanguageModel:
         adjusted = any(getattr(config, name, None) not in (None, 1) for name in _ADJUSTMENTS)
         if type(head) is not nn.Linear or not head.weight.is_floating_point() or adjusted:
             return None
-        own = nn.functional.linear(self.hidden(batch), head.weight, head.bias)[:, : logits.shape[1]].float()
+        try:
+            hidden = self.hidden(batch)
+        except (AttributeError, TypeError, ValueError):  # no decoder of its own that gives hidden states
+            return None
+        own = nn.functional.linear(hidden, head.weight, head.bias)[:, : logits.shape[1]].float()
         return head if (own - logits).abs().mean() < 0.02 * logits.std() else None
 
     @torch.no_grad()
@@ -417,9 +422,19 @@ def load_language_model(
     size = base.get_input_embeddings().num_embeddings
     if tokens.vocab_size > size:
         raise ValueError(f"the tokenizer {tokens.name!r} has {tokens.vocab_size} entries, the model only {size}")
-    for module in base.modules():
+    for module in base.modules():  # the policy that samples is the policy that learns
         if isinstance(module, nn.Dropout):
-            module.p = 0.0  # the policy that samples is the policy that learns
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    rope = getattr(base.config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") in _ROPE_OF_THE_BATCH:
+        logger.warning(
+            "the positions of this model (rope_type=%r) depend on the longest text in a batch: where texts are longer "
+            "than it was first trained on, scores depend on what else is in the batch",
+            rope["rope_type"],
+        )
     targets: str | list[str] = "all-linear" if tuple(lora_targets) == ("all-linear",) else list(lora_targets)
     adapter = LoraConfig(
         r=lora_rank, lora_alpha=lora_alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"

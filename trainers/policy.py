@@ -135,9 +135,9 @@ class LanguagePolicy:
         tokenizer = self.language_model.tokenizer
         phrase = candidate[:-1] if candidate[-1] == tokenizer.end_id else candidate
         if self.normalisation == "token":
-            return len(phrase)
+            return max(1, len(phrase))
         if self.normalisation == "word":
-            return len(tokenizer.decode(phrase).split())
+            return max(1, len(tokenizer.decode(phrase).split()))
         return 1
 
 

@@ -71,24 +71,32 @@ class PrefixTree:
 
     @cached_property
     def parts(self) -> tuple[TreePart, ...]:
-        """The tree without its root, in equal parts of some ``PART`` nodes; a candidate is never cut.
+        """The tree without its root, in equal parts of some ``PART`` nodes (of a candidate's length, if that is more).
 
-        Nodes on the border of two parts are in both. A tree that fits is one part; one without inner nodes has none.
+        A candidate is never cut, so the beginning of one at the border of two parts is in both. Each part adds at least
+        as many nodes, so there are at most twice as many. A tree that fits is one part; without inner nodes, there is
+        none.
         """
         inner = len(self.parents) - 1
         if inner == 0:
             return ()
-        count = -(-inner // PART)
+        count = -(-inner // max(PART, int(self.node_depths.max())))
         if count == 1:
             return (self._part(np.arange(1, inner + 1)),)
         limit = -(-inner // count)
         groups: list[dict[int, None]] = [{}]
+        seen: set[int] = set()
+        new = 0
         path_nodes, lengths = self.path_nodes, self.mask.sum(-1)
         # In lexicographic order candidates that share a beginning are neighbours.
         for row in sorted(range(len(self.candidates)), key=self.candidates.__getitem__):
-            if len(groups[-1]) >= limit:
+            if new >= limit:
                 groups.append({})
-            groups[-1] |= dict.fromkeys(path_nodes[row, 1 : lengths[row]].tolist())
+                new = 0
+            path = path_nodes[row, 1 : lengths[row]].tolist()
+            groups[-1] |= dict.fromkeys(path)
+            new += len(set(path) - seen)
+            seen.update(path)
         return tuple(self._part(np.array(sorted(group))) for group in groups if group)
 
     def _part(self, nodes: np.ndarray) -> TreePart:

@@ -211,7 +211,7 @@ class Scorer:
         The future raises :class:`lang_envs.sandbox.SandboxError` where the machinery failed. That, and what took too
         long, is not remembered.
         """
-        key = hashlib.sha256(f"{self._identity}\n{function}".encode(errors="replace")).hexdigest()
+        key = hashlib.sha256(f"{self._identity}\n{function}".encode(errors="surrogatepass")).hexdigest()
         with self._lock:
             if (known := self._known.get(key)) is not None:
                 self._known.move_to_end(key)

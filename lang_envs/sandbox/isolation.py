@@ -120,8 +120,10 @@ def end_of(child: int, number: int) -> bytearray:
     while _libc.wait4(child, ctypes.c_void_p(start + 8), 0, ctypes.c_void_p(start + 12)) < 0:
         if ctypes.get_errno() != errno.EINTR:
             raise OSError(ctypes.get_errno(), "wait4")
-    del ending[protocol.ENDING.size :]
-    return ending
+    message = ending[: protocol.ENDING.size]
+    # In place, before anything is freed: a later child could read what this one used.
+    ctypes.memset(start, 0, len(ending))
+    return message
 
 
 def die_with_parent(parent: int) -> None:
