@@ -88,3 +88,12 @@ def test_resuming_takes_arguments_too(folder: Path) -> None:
     assert make(folder, "bench", "RESUME=runs/a b", "ARGS=--allow-import my_module") == [
         ["-m", "benchmarks", "resume", "runs/a b", "--allow-import", "my_module"]
     ]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_gpu_check_takes_a_python_as_it_is_and_words_as_words(folder: Path, value: str) -> None:
+    own = shutil.copy(folder / ".venv" / "bin" / "python", folder / "own python")
+    shutil.rmtree(folder / ".venv")
+    assert make(folder, "gpu-check", f"PYTHON={own}", f"ARGS={value}") == [
+        ["-m", "benchmarks.gpu_check", *value.replace("$$", "$").split()]
+    ]

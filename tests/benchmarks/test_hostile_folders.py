@@ -290,6 +290,8 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     ("config.json", edit(transfer=["evil:World-v0"]), ("resume",), "evil"),
     ("config.json", edit(algo="evil:Agent"), ("credit", "language-ability", "resume"), "evil"),
     ("config.json", edit(algo="evil:RandomAgent"), ("report", "programs", "credit", "resume"), ""),
+    ("config.json", edit(env_set=["sandbox=process"]), ("resume",), "sets sandbox=process"),
+    ("config.json", edit(env_set=["cache_dir=/etc"]), ("resume",), "sets cache_dir=/etc"),
     ("config.json", edit(env_set=["entry_point=evil:Agent"]), ANY, "entry_point='evil:Agent'"),
     # worlds that are none
     ("config.json", edit(env="Overcooked-cake-v0"), ("resume",), "Overcooked-cake-v0"),

@@ -330,7 +330,7 @@ def test_what_is_not_given_is_what_the_world_takes_with_the_embedded_model() -> 
         ({"env": "VirtualHome-v0", "env_set": ("task",)}, "'task' is not of the form name=value"),
         ({"env": "VirtualHome-cheese-v0", "env_set": ("tsk=1",)}, "tsk"),
         ({"env": "no_such_module:World-v0"}, "the module 'no_such_module' cannot be imported: No module named"),
-        ({"env": "json:World-v0"}, "World"),
+        ({"env": "json:NoSuchWorld-v0"}, "NoSuchWorld"),
         ({"env": "CartPole-v1"}, "not token sequences"),
         ({"transfer": ("VirtualHome-v0",)}, "task: none was given"),
         ({"workers": -1}, "workers=-1 must be at least 1"),

@@ -410,7 +410,7 @@ with threadpoolctl.threadpool_limits(2):
 output = [x[0, 0], max(library["num_threads"] for library in threadpoolctl.threadpool_info())]
 """
     result = sandbox.run(program, {}, Limits(wall_seconds=5))
-    assert result.output is not None and result.output.tolist() == [200.0, 1.0], result
+    assert result.output is not None and result.output[0] == 200 and result.output[1] <= 1, result
 
 
 @pytest.mark.parametrize("packages", [("numpy",), ()])

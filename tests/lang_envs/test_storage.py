@@ -260,3 +260,14 @@ def test_a_lock_keeps_others_out_and_what_its_file_holds(tmp_path: Path) -> None
         pass
     with locked(tmp_path / "lock"):
         assert (tmp_path / "lock").read_text() == "kept"
+
+
+@pytest.mark.parametrize("position", [-1, 625, 10**8, 1.5])
+def test_a_generator_that_stands_outside_of_its_numbers_is_refused(position: float) -> None:
+    """NumPy would read the memory there."""
+    twister = json.dumps(encode(np.random.Generator(np.random.MT19937(3)))).replace('"pos", 623', f'"pos", {position}')
+    philox = json.dumps(encode(np.random.Generator(np.random.Philox(3)))).replace('_pos", 4', f'_pos", {position}')
+    for stored in (twister, philox):
+        assert str(position) in stored
+        with pytest.raises(ValueError, match="a random generator stands at"):
+            decode(json.loads(stored))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from peft.tuners import lora
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from lang_envs import load_tokenizer
 from trainers import language_model
@@ -33,9 +33,9 @@ TEXTS = (
 
 
 def load(kind: str, tiny_model: Callable[[str], Path], **options: object) -> LanguageModel:
-    torch.manual_seed(0)
     targets = ("in_proj", "x_proj") if kind == "mamba" else ("q_proj", "v_proj")
     source = "embedded" if kind == "embedded" else str(tiny_model(kind))
+    torch.manual_seed(0)
     model = load_language_model(source, lora_targets=targets, device="cpu", **options)
     for name, parameter in model.model.named_parameters():
         if "lora_B" in name:
@@ -327,6 +327,19 @@ def test_keys_of_a_packed_batch_are_a_multiple_of_eight_on_a_gpu(tiny_model: Cal
     model.device = torch.device("cpu")
     aligned = make_policy(model).score(batch)
     torch.testing.assert_close(aligned.token_log_probs, scores.token_log_probs, atol=1e-5, rtol=1e-5)
+
+
+def test_no_dropout_is_left_in_models_that_call_it_as_a_function() -> None:
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=load_tokenizer("embedded").vocab_size,
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, word_embed_proj_dim=32, dropout=0.3,
+    )  # fmt: skip
+    model = load_language_model(OPTForCausalLM(config), tokenizer="embedded", device="cpu", gradient_checkpointing=True)
+    assert model.packs
+    policy = make_policy(model)
+    found = [policy.score(model.pack([wide_question(model, 20, 10)])).token_log_probs for _ in range(2)]
+    assert torch.equal(*found)
 
 
 def test_8bit_models_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -165,3 +165,14 @@ def test_groups_hold_every_question_once_and_keep_to_their_size(packed: bool) ->
         assert len(group) == 1 or cost <= 256
     alone = split(questions, tokens=1, packed=packed)
     assert all(len({questions[index][0] for index in group}) == 1 for group in alone)
+
+
+@pytest.mark.parametrize(("shared", "longest"), [(140, 142), (3, 1000)])
+def test_trees_with_long_candidates_cost_at_most_twice_their_nodes(shared: int, longest: int) -> None:
+    start = tuple(range(10, 10 + shared))
+    short = tuple((*start, 3000 + i, 4000 + i, 2) for i in range(1000))
+    tree = build_tree((*short, (*start, *range(5000, 5000 + longest - shared), 2)))
+    inner = len(tree.parents) - 1
+    batch = pack([((5,), tree)], pad_id=0)
+    assert inner <= len(batch.input_ids) - 1 < 2.2 * inner
+    assert set(np.concatenate([part.nodes for part in tree.parts])) == set(range(1, inner + 1))
