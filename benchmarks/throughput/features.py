@@ -53,7 +53,7 @@ def train(env: str, steps: int, kept: int) -> Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", nargs="*", default=ENVS)
-    parser.add_argument("--steps", type=int, default=8192)
+    parser.add_argument("--steps", type=int, default=4096)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| environment | features | forwards | tokens | training, s |\n|---|---|---|---|---|")
