@@ -310,6 +310,7 @@ _HELPERS = {"hold": Part(hold, "the worker that is killed")}
 _WITHOUT_MODEL = {"machine", "bench", "resume"}
 """Parts that do not read the random Llama."""
 
+
 def _agent(
     setup: Setup, *, naive: bool = False, quantize: str | None = None, num_envs: int = 4, **settings: Any
 ) -> tuple[Any, Any]:

@@ -761,3 +761,18 @@ def test_fetch_command_fetches_and_goes_on_after_a_failure(
     next(fetching._folder().glob("*.arff")).write_text("")
     assert main(["fetch", "openml:61"]) == 0, "what is damaged is fetched anew"
     assert datasets.load_dataset("openml:61").x.shape == (3, 3)
+
+
+def test_the_order_of_a_set_of_your_own_follows_from_all_labels(tmp_path: Path) -> None:
+    """Else a file that is sorted by class and by features would tell labels by where a row is."""
+    rows = [(number, number // 50) for number in range(100)]
+    found = []
+    for name, flipped in (("one", 0), ("same", 0), ("other", 99)):
+        labels = [label ^ (number == flipped and name == "other") for number, label in rows]
+        file = tmp_path / f"{name}.csv"
+        file.write_text("x,y\n" + "".join(f"{n}.5,{label}\n" for (n, _), label in zip(rows, labels, strict=True)))
+        found.append(load_dataset(f"csv:{file}?target=y"))
+    one, same, other = ([float(value) for value in dataset.x[:, 0]] for dataset in found)
+    assert sorted(one) == sorted(other) == [number + 0.5 for number, _ in rows]
+    assert one == same != other
+    assert all((found[0].y == (found[0].x[:, 0] > 50)).tolist()), "labels go with their rows"
