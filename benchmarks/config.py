@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 import re
 from dataclasses import dataclass, field
@@ -159,6 +160,14 @@ class BenchmarkConfig:
             resolve(settings, options.pop("model", "embedded"), options)
         elif name in AGENTS and (given := self.agent_options(algo, 0).keys() - {"seed"}):
             raise ValueError(f"the agent {name!r} has no {', '.join(sorted(given))}")
+        elif name not in AGENTS and callable(kind):
+            parameters = inspect.signature(kind).parameters
+            takes_all = any(own.kind is own.VAR_KEYWORD for own in parameters.values())
+            if not takes_all and (given := self.agent_options(algo, 0).keys() - parameters.keys() - {"seed"}):
+                raise ValueError(
+                    f"the agent {name!r} takes no {', '.join(sorted(given))}; settings of one agent stand behind it in "
+                    "brackets: poad[epochs=2]"
+                )
 
     @property
     def embedded(self) -> bool:

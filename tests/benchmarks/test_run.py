@@ -151,6 +151,14 @@ def test_a_third_partys_agent_runs_in_a_benchmark(tmp_path: Path) -> None:
     assert wise["success"] == [1.0]
 
 
+def test_a_setting_that_a_third_partys_agent_does_not_take_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").write_text(PLUGIN)
+    done = benchmark("run", "--algo", "poad,my_module:Wise", "--actor-lr", "1e-4", *SMALL, folder=tmp_path)
+    assert done.returncode == 1
+    assert "error: the agent 'my_module:Wise' takes no actor_lr; settings of one agent stand behind it" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_that_fails_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
     broken = (
         PLUGIN
