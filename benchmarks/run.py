@@ -36,6 +36,8 @@ from trainers.agents.common import ADAPTER_FOLDER
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER, alone_in
 
+PRELOADED = ("benchmarks.__main__",)
+"""What is imported once for all runs where they are forks."""
 KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
@@ -242,7 +244,7 @@ def _process_context() -> Any:
     if torch.cuda.is_available():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.__main__"])
+    context.set_forkserver_preload(list(PRELOADED))
     return context
 
 

@@ -122,18 +122,25 @@ def queries(values: dict[str, float], vocabulary: int) -> list[Question]:
     return [asked[i % distinct] for i in range(environments)]
 
 
-def operations(model: LanguageModel, asked: list[Question]) -> float:
-    """Floating-point operations of the forward pass over distinct tokens: layers, attention, and a logit an edge."""
+def operations(model: LanguageModel, asked: list[Question]) -> tuple[float, float]:
+    """Floating-point operations that distinct tokens need: of scoring, and of an update.
+
+    Scoring multiplies by the layers' weights and by the adapters', by the keys and values that a token sees, and makes
+    one logit for each edge. An update needs twice as much of frozen weights (the gradient of their input), and three
+    times as much of what has gradients on both sides: adapters, and attention.
+    """
     config = model.model.config.get_text_config()
-    layers = sum(weight.numel() for name, weight in _layer_weights(model) if "lora_" not in name)
+    weights = {"frozen": 0, "adapters": 0}
+    for name, weight in _layer_weights(model):
+        weights["adapters" if "lora_" in name else "frozen"] += weight.numel()
     width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    total = 0.0
+    once = twice = 0.0
     for prompt, tree in set(asked):
         p, inner = len(prompt), tree.node_depths[1:]
-        keys = p * (p + 1) / 2 + (p + inner).sum()
-        total += 2 * layers * (p + len(inner)) + 4 * config.num_hidden_layers * width * keys
-        total += 2 * config.hidden_size * len(tree.edge_nodes)
-    return total
+        tokens, keys = p + len(inner), p * (p + 1) / 2 + (p + inner).sum()
+        twice += 2 * weights["frozen"] * tokens + 2 * config.hidden_size * len(tree.edge_nodes)
+        once += 2 * weights["adapters"] * tokens + 4 * config.num_hidden_layers * width * keys
+    return once + twice, 3 * once + 2 * twice
 
 
 def _layer_weights(model: LanguageModel) -> Any:
@@ -192,7 +199,7 @@ def measure(model: LanguageModel, quantity: str, value: float, speed: float, rep
 
     naive_tokens = sum(len(prompt) + len(candidate) for prompt, candidate in rows)
     run_naive = naive_tokens * model.model.config.get_text_config().vocab_size <= _NAIVE_LOGITS
-    forward = operations(model, asked)
+    forward, update = operations(model, asked)
     return Point(
         quantity,
         value,
@@ -200,7 +207,7 @@ def measure(model: LanguageModel, quantity: str, value: float, speed: float, rep
         seconds(lambda: packed(False)),
         seconds(lambda: packed(True)),
         forward / speed,
-        2 * forward / speed,  # of frozen weights the backward pass makes the gradient of the input alone
+        update / speed,
         seconds(lambda: naive(False)) if run_naive else None,
         seconds(lambda: naive(True)) if run_naive else None,
     )

@@ -48,3 +48,21 @@ def test_cuda_does_not_work_in_a_fork_of_a_process_that_has_imported_the_trainer
     done = with_gpu_visible("-c", FORK, folder=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "Cannot re-initialize CUDA in forked subprocess" in done.stdout
+
+
+def test_what_is_imported_before_the_forks_leaves_cuda_alone() -> None:
+    script = """
+import torch
+
+def trap(*_, **__):
+    raise AssertionError("CUDA is touched")
+
+for name in ("init", "_lazy_init", "current_device", "get_device_capability", "get_device_properties", "set_device"):
+    setattr(torch.cuda, name, trap)
+from benchmarks.run import PRELOADED
+for name in PRELOADED:
+    __import__(name)
+assert not torch.cuda.is_initialized()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
