@@ -54,11 +54,13 @@ def test_what_is_imported_before_the_forks_leaves_cuda_alone() -> None:
     script = """
 import torch
 
-def trap(*_, **__):
-    raise AssertionError("CUDA is touched")
+def trap(name):
+    def touched(*_, **__):
+        raise AssertionError(f"torch.cuda.{name} is called")
+    return touched
 
 for name in ("init", "_lazy_init", "current_device", "get_device_capability", "get_device_properties", "set_device"):
-    setattr(torch.cuda, name, trap)
+    setattr(torch.cuda, name, trap(name))
 from benchmarks.run import PRELOADED
 for name in PRELOADED:
     __import__(name)
