@@ -824,7 +824,9 @@ ENDS = {
     "in the background": "slow = ('import time; time.sleep(9)', {})\n"
     "threading.Thread(target=sandbox.run, args=slow, daemon=True).start(); time.sleep(.3); tell(); print('ok')",
     "a reference in a circle": "sandbox.itself = sandbox; tell(); del sandbox; print('ok')",
-    "an interrupt": "threading.Timer(.4, lambda: (tell(), os.kill(os.getpid(), signal.SIGINT))).start()\n"
+    # Shells start what runs in the background with interrupts ignored.
+    "an interrupt": "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "threading.Timer(.4, lambda: (tell(), os.kill(os.getpid(), signal.SIGINT))).start()\n"
     "try: sandbox.run('import time; time.sleep(30)', {})\n"
     "except KeyboardInterrupt: assert not below(os.getpid()); assert works(sandbox); tell(); print('ok')",
     "os._exit": "tell(); print('ok', flush=True); os._exit(0)",
