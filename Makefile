@@ -80,7 +80,7 @@ report: $(INSTALLED)
 	$(BIN)/python -m benchmarks report $$RUNS $$ARGS
 
 throughput: $(INSTALLED)
-	$(BIN)/python -m benchmarks.throughput.worlds
+	$(BIN)/python -m benchmarks.throughput.environments
 	$(BIN)/python -m benchmarks.throughput.credit
 	$(BIN)/python -m benchmarks.throughput.scoring
 	$(BIN)/python -m benchmarks.throughput.growth

@@ -28,7 +28,7 @@ class ResumeConfig:
     folder: tyro.conf.Positional[Path]
     """The run's folder."""
     allow_import: tuple[str, ...] = ()
-    """Modules of agents and worlds that may be imported because the run names them; their code runs."""
+    """Modules of agents and environments that may be imported because the run names them; their code runs."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ProgramsConfig:
     output: Path = Path("runs")
     """Where programs.md and programs.json are written."""
     allow_import: tuple[str, ...] = ()
-    """Modules of agents and worlds that may be imported because a run names them; their code runs."""
+    """Modules of agents and environments that may be imported because a run names them; their code runs."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CreditConfig:
     output: Path = Path("runs")
     """Where credit.md, credit.json and credit.png are written."""
     allow_import: tuple[str, ...] = ()
-    """Modules of agents and worlds that may be imported because the run names them; their code runs."""
+    """Modules of agents and environments that may be imported because the run names them; their code runs."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LanguageAbilityConfig:
     run: tyro.conf.Positional[Path]
     """The folder of a finished run."""
     tasks: tuple[str, ...] = ()
-    """Names of tasks that the harness knows; without any, perplexity on text of the worlds (the embedded model)."""
+    """Names of tasks that the harness knows; without any, perplexity on text of the environments (the embedded model)."""
     include: Path | None = None
     """A folder with definitions of further tasks."""
     limit: int | None = None
@@ -71,7 +71,7 @@ class LanguageAbilityConfig:
     output: Path = Path("runs")
     """Where language-ability.md and language-ability.json are written."""
     allow_import: tuple[str, ...] = ()
-    """Modules of agents and worlds that may be imported because the run names them; their code runs."""
+    """Modules of agents and environments that may be imported because the run names them; their code runs."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ReportConfig:
     """Where texts, tables, pictures and a line of each run are kept too (default: a folder beside the page, of its
     name without the suffix)."""
     allow_import: tuple[str, ...] = ()
-    """Modules of agents and worlds that may be imported because a run names them; their code runs."""
+    """Modules of agents and environments that may be imported because a run names them; their code runs."""
 
 
 def main() -> None:

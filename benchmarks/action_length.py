@@ -1,7 +1,7 @@
 """The same actions in few tokens or many: tokenizers that differ in that alone, and a base model for each.
 
 What a discount inside an action does grows with the action's length in tokens (arXiv 2405.15821, section 4.2). So the
-same world is trained in with whole phrases as single tokens, with the embedded tokenizer's parts of words, and letter
+same environment is trained in with whole phrases as single tokens, with the embedded tokenizer's parts of words, and letter
 by letter; the models have one shape, smaller than the embedded one's, for letters make prompts long, and have read the
 same random play, each in its own tokens.
 """
@@ -28,7 +28,7 @@ QUICK = replace(READING, steps=10, decisions=500)
 
 
 def tokenizer_of(granularity: str, env_id: str) -> tokenizers.Tokenizer:
-    """A tokenizer whose tokens are whole phrases of a world, parts of words, or single bytes."""
+    """A tokenizer whose tokens are whole phrases of an environment, parts of words, or single bytes."""
     backend = tokenizers.Tokenizer.from_file(str(TOKENIZER_FILE))
     if granularity == "phrases":
         phrases = gym.make(env_id, interface="text").unwrapped.get_wrapper_attr("action_names")

@@ -1,4 +1,4 @@
-"""One agent, one world, one seed: trained in a process of its own, and never trained twice."""
+"""One agent, one environment, one seed: trained in a process of its own, and never trained twice."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from transformers.utils.logging import disable_progress_bar
 
 import lang_envs
 import trainers
-from benchmarks.config import BenchmarkConfig, made_world, parse_variant, variant_folder
+from benchmarks.config import BenchmarkConfig, made_env, parse_variant, variant_folder
 from benchmarks.stored import one_line, require_numbers
 from benchmarks.versions import VERSIONS_FILE, versions
-from lang_envs import WORLDS
+from lang_envs import ENVIRONMENTS
 from lang_envs.files import at_home, is_number, read_object, read_text, refuse_irregular, write_atomically
 from lang_envs.registration import TEMPLATES
 from trainers.agents import AGENTS, agent_class
@@ -40,12 +40,12 @@ CONFIG_FILE = "config.json"
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
 _OF_THE_MACHINE = ("sandbox", "cache_dir")
-"""Arguments of worlds that decide how programs are isolated, and where files are written."""
+"""Arguments of environments that decide how programs are isolated, and where files are written."""
 STAGES: dict[str, Callable[[Cell, Any], Any]] = {
     "untrained": lambda cell, envs: cell.make_agent(envs),
     "trained": lambda cell, envs: cell.load_agent(envs),
 }
-"""When an agent plays worlds that it was not trained in."""
+"""When an agent plays environments that it was not trained in."""
 _WAYS = ("sampled", "greedy")
 _PART = 1 << 16
 _TRANSFER_ENVS = 20  # few episodes in each: what is asked of the model is much the same in all
@@ -87,7 +87,7 @@ class Cell:
         return self.result is not None and not any(self.unplayed(stage) for stage in STAGES)
 
     def played(self, stage: str) -> dict[str, Any]:
-        """By world, what the agent did in those it was not trained in, ``untrained`` or ``trained``."""
+        """By environment, what the agent did in those it was not trained in, ``untrained`` or ``trained``."""
         file = self.transfer_file(stage)
         found = read_object(file) if file.exists() else {}
         for env, ways in found.items():
@@ -117,7 +117,7 @@ class Cell:
             options = asdict(resolve(settings_type, model, options))
         plan = {
             "env": config.env,
-            "env_options": {name: _with_content(value) for name, value in config.world_options.items()},
+            "env_options": {name: _with_content(value) for name, value in config.env_arguments.items()},
             "steps": usual.steps,
             "num_envs": usual.num_envs,
             "rollout_steps": usual.rollout_steps,
@@ -194,7 +194,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The runs of several agents in one world, whether they are done or not."""
+    """The runs of several agents in one environment, whether they are done or not."""
 
     config: BenchmarkConfig
     folder: Path
@@ -234,11 +234,11 @@ class Benchmark:
 
     @property
     def title(self) -> str:
-        """Its world, its model where that is not the embedded one, and the settings that all its agents share."""
+        """Its environment, its model where that is not the embedded one, and the settings that all its agents share."""
         config = self.config
-        world = config.env if config.embedded else f"{config.env} in {Path(str(config.model)).name}"
+        environment = config.env if config.embedded else f"{config.env} in {Path(str(config.model)).name}"
         (settings, *others) = {algo.partition("[")[2].removesuffix("]") for algo in config.algos}
-        return world if others or not settings else f"{world}, {settings}"
+        return environment if others or not settings else f"{environment}, {settings}"
 
     @property
     def cells(self) -> list[Cell]:
@@ -250,19 +250,19 @@ class Benchmark:
         classes = {algo: self.of(algo)[0].kind for algo in self.config.algos}
         return [algo for algo, kind in classes.items() if isinstance(kind, type) and issubclass(kind, PPOAgent)]
 
-    def world(self, env: str, options: dict[str, Any]) -> gym.Env | None:
-        """A world to be asked what it is; None where its module must not be imported, or where it starts a sandbox.
+    def environment(self, env: str, options: dict[str, Any]) -> gym.Env | None:
+        """An environment to be asked what it is; None where its module must not be imported, or where it starts a sandbox.
 
         Raises
         ------
         ValueError
-            If there is no such world.
+            If there is no such environment.
         """
-        known = WORLDS.get(env) or TEMPLATES.get(env)
+        known = ENVIRONMENTS.get(env) or TEMPLATES.get(env)
         if not (known.finite if known else may_import(env, self.imports)):
             return None
         try:
-            return made_world(env, options)
+            return made_env(env, options)
         except ValueError as error:
             raise ValueError(f"{self.folder / CONFIG_FILE}: {error}") from error
 
@@ -274,7 +274,7 @@ class Benchmark:
         ValueError
             Naming them, and the option that allows it.
         """
-        for name, value in self.config.world_options.items():
+        for name, value in self.config.env_arguments.items():
             if name in _OF_THE_MACHINE and self.imports is not None and f"{name}={value}" not in self.imports:
                 raise ValueError(
                     f"{self.folder / CONFIG_FILE} sets {name}={value}, which is yours to decide; if you trust it: "
@@ -351,7 +351,7 @@ def _identity(model: str) -> str:
 
 
 def _with_content(option: Any) -> Any:
-    """An option of a world; one that names a file, such as a task's or a data set's, with a hash of what it holds."""
+    """An option of an environment; one that names a file, such as a task's or a data set's, with a hash of what it holds."""
     if not isinstance(option, str):
         return option
     file = at_home(option.partition("?")[0].removeprefix("csv:"))
@@ -439,7 +439,7 @@ def _evaluate(agent: Any, config: BenchmarkConfig, greedy: bool) -> dict[str, An
 
 
 def _play_elsewhere(agent: Any, cell: Cell, stage: str) -> None:
-    """Let an agent, which learns nothing from it, play the worlds of ``transfer``; keeps every episode."""
+    """Let an agent, which learns nothing from it, play the environments of ``transfer``; keeps every episode."""
     config, found = cell.config, cell.played(stage)
     for env in cell.unplayed(stage):
         found[env] = {}

@@ -1,4 +1,4 @@
-"""Agents beside each other in one world, or over several: every number with its runs and its interval."""
+"""Agents beside each other in one environment, or over several: every number with its runs and its interval."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ class Runs:
 
 @lru_cache(maxsize=64)
 def optimum_of(benchmark: Benchmark) -> float | None:
-    """The best return in its world, where that is known and the world may be made to be asked."""
+    """The best return in its environment, where that is known and the environment may be made to be asked."""
     config = benchmark.config
     if wrote_programs(benchmark):  # and their data may be elsewhere
         return None
-    world = benchmark.world(config.env, config.world_options)
-    return getattr(world and world.unwrapped, "optimal_return", None)
+    environment = benchmark.environment(config.env, config.env_arguments)
+    return getattr(environment and environment.unwrapped, "optimal_return", None)
 
 
 @lru_cache(maxsize=64)
 def random_returns(benchmark: Benchmark) -> np.ndarray | None:
-    """Discounted returns of a random policy in its world, one for each episode; float64 array (episodes,)."""
+    """Discounted returns of a random policy in its environment, one for each episode; float64 array (episodes,)."""
     config = benchmark.config
     if wrote_programs(benchmark):  # to say anything at random is no program
         return None
-    if (world := benchmark.world(config.env, config.world_options)) is None:
+    if (environment := benchmark.environment(config.env, config.env_arguments)) is None:
         return None
-    agent, episodes = RandomAgent(world), min(config.eval_episodes, _MOST_EPISODES)
+    agent, episodes = RandomAgent(environment), min(config.eval_episodes, _MOST_EPISODES)
     try:
-        return trainers.evaluate(agent, config.env, max(2, episodes), **config.world_options).returns
-    except NotImplementedError:  # a world of open text that does not say what a random policy says
+        return trainers.evaluate(agent, config.env, max(2, episodes), **config.env_arguments).returns
+    except NotImplementedError:  # an environment of open text that does not say what a random policy says
         return None
 
 
@@ -218,7 +218,7 @@ def _verdicts(ours: str, better: dict[str, Interval], told: dict[str, bool]) -> 
 
 
 def compare_over(benchmarks: Sequence[Benchmark]) -> Table:
-    """The same agents over several worlds: interquartile mean of returns as shares of the optimum."""
+    """The same agents over several environments: interquartile mean of returns as shares of the optimum."""
     algos = benchmarks[0].config.algos
     shares = {algo: _shares(benchmarks, algo) for algo in algos}
     rows = [
@@ -232,18 +232,18 @@ def compare_over(benchmarks: Sequence[Benchmark]) -> Table:
         for algo, own in shares.items()
     ]
     names = ", ".join(benchmark.config.env for benchmark in benchmarks)
-    note = f"Returns as shares of the optimum over {names}; seeds are drawn anew within each world."
+    note = f"Returns as shares of the optimum over {names}; seeds are drawn anew within each environment."
     header = ("agent", "n", "interquartile mean", "mean", f"{algos[0]} above it")
     return Table(note, header, rows, {"shares": {algo: list(map(list, own)) for algo, own in shares.items()}})
 
 
 def _shares(benchmarks: Sequence[Benchmark], algo: str) -> list[np.ndarray]:
-    """Returns of an agent's runs in each world as shares of the optimum.
+    """Returns of an agent's runs in each environment as shares of the optimum.
 
     Raises
     ------
     ValueError
-        If a world has none that is known and above 0.
+        If an environment has none that is known and above 0.
     """
     found = []
     for benchmark in benchmarks:
@@ -257,7 +257,7 @@ def _shares(benchmarks: Sequence[Benchmark], algo: str) -> list[np.ndarray]:
 
 
 def draw_comparisons(benchmarks: Sequence[Benchmark], path: Path) -> Path:
-    """Learning curves, a panel for each world; of few agents every run."""
+    """Learning curves, a panel for each environment; of few agents every run."""
     columns = min(2, len(benchmarks))
     rows = -(-len(benchmarks) // columns)
     figure, panels = plt.subplots(

@@ -17,7 +17,7 @@ import tyro
 
 from benchmarks.presets import WIDE, Usual, preset_settings, usual
 from benchmarks.stored import typed
-from lang_envs import WORLDS, load_tokenizer
+from lang_envs import ENVIRONMENTS, load_tokenizer
 from lang_envs.files import read_json, write_atomically
 from lang_envs.registration import TEMPLATES, named_value
 from trainers.agents import AGENTS, agent_class
@@ -36,7 +36,7 @@ _MOST = {
 }
 """The largest numbers that are taken for meant."""
 _ENTRY_POINT = "entry_point"
-"""With this argument of ``make_world``, an option would name a module to import."""
+"""With this argument of ``make_env``, an option would name a module to import."""
 
 
 def _overrides_type() -> type[Any]:
@@ -71,15 +71,15 @@ else:
 
 @dataclass(frozen=True)
 class BenchmarkConfig:
-    """Compare agents in one world."""
+    """Compare agents in one environment."""
 
     algo: str = "poad"
     """Agents, separated by commas: poad, ntpo, twosome, random, or package.module:Class; settings of one of them alone
-    stand behind it in brackets: poad[behaviour=candidates],ntpo[gamma_token=0.9]."""
+    stand behind it in brackets: poad[sampling=candidates],ntpo[gamma_token=0.9]."""
     env: str = "Overcooked-tomato-salad-v0"
-    """Id of the world (python -m lang_envs list), or module:Id of one that a module registers."""
+    """Id of the environment (python -m lang_envs list), or module:Id of one that a module registers."""
     env_set: tuple[str, ...] = ()
-    """Arguments of the world, each name=value, such as task=chores.yaml for VirtualHome-v0."""
+    """Arguments of the environment, each name=value, such as task=chores.yaml for VirtualHome-v0."""
     model: str | None = None
     """embedded (the default), a Hugging Face name, or a folder."""
     seeds: int = 3
@@ -87,16 +87,16 @@ class BenchmarkConfig:
     first_seed: int = 0
     """The first of these seeds; the others follow it."""
     steps: int | None = None
-    """Decisions of each run, over all its environments, rounded up to whole rollouts (by default what the world takes:
+    """Decisions of each run, over all its environments, rounded up to whole rollouts (by default what the environment takes:
     mostly 16,384)."""
     num_envs: int | None = None
-    """Environments of each run (by default what suits the world: mostly 4)."""
+    """Environments of each run (by default what suits the environment: mostly 4)."""
     rollout_steps: int | None = None
-    """Decisions in each environment between two updates (by default what suits the world: mostly 64)."""
+    """Decisions in each environment between two updates (by default what suits the environment: mostly 64)."""
     eval_episodes: int = 100
     """Episodes that each trained agent plays at the end."""
     transfer: tuple[str, ...] = ()
-    """Ids of further worlds, which every agent plays before and after its training, learning nothing in them."""
+    """Ids of further environments, which every agent plays before and after its training, learning nothing in them."""
     checkpoint_every: int = 1
     """Updates between two checkpoints."""
     preset: Literal["default", "paper", "paper-wide"] = "default"
@@ -125,9 +125,9 @@ class BenchmarkConfig:
         self.check_values()
         for algo in self.algos:
             self._check_agent(algo, agent_class(parse_variant(algo)[0]))
-        made_world(self.env, self.env_options)
+        made_env(self.env, self.env_options)
         for env in self.transfer:
-            made_world(env, self.tokenizer_options)
+            made_env(env, self.tokenizer_options)
 
     def check_values(self) -> None:
         """Refuse values that make no sense, without making or importing anything that they name.
@@ -151,7 +151,7 @@ class BenchmarkConfig:
         for name, most in _MOST.items():
             if (value := getattr(self, name)) is not None and not 1 <= value <= most:
                 raise ValueError(f"{name}={value} must be at least 1" + f" and at most {most:,}" * (value > most))
-        _ = self.world_options
+        _ = self.env_arguments
 
     def _check_agent(self, algo: str, kind: type[Any]) -> None:
         name, _ = parse_variant(algo)
@@ -176,7 +176,7 @@ class BenchmarkConfig:
 
     @property
     def usual(self) -> Usual:
-        """How long and over how many environments: as given, or as the world takes with the embedded model."""
+        """How long and over how many environments: as given, or as the environment takes with the embedded model."""
         suited = WIDE if self.preset == "paper-wide" else Usual()
         if self.preset == "default" and self.embedded:
             suited = usual(self.env)
@@ -202,31 +202,31 @@ class BenchmarkConfig:
 
     @property
     def tokenizer_options(self) -> dict[str, Any]:
-        """The worlds speak the model's tokenizer."""
+        """The environments speak the model's tokenizer."""
         return {} if self.embedded else {"tokenizer": self.model}
 
     @property
     def env_options(self) -> dict[str, Any]:
-        """What the world that is trained in is made with."""
-        return self.tokenizer_options | self.world_options
+        """What the environment that is trained in is made with."""
+        return self.tokenizer_options | self.env_arguments
 
     @property
-    def world_options(self) -> dict[str, Any]:
+    def env_arguments(self) -> dict[str, Any]:
         """The same without the tokenizer.
 
         Raises
         ------
         ValueError
-            If an option is not one of the world, but of how its class is found.
+            If an option is not one of the environment, but of how its class is found.
         """
         options = dict(map(named_value, self.env_set))
         if _ENTRY_POINT in options:
-            raise ValueError(f"{_ENTRY_POINT}={options[_ENTRY_POINT]!r} is no argument of a world")
+            raise ValueError(f"{_ENTRY_POINT}={options[_ENTRY_POINT]!r} is no argument of an environment")
         return options
 
     @property
     def modules(self) -> dict[str, str]:
-        """Modules that are imported to make agents and worlds, by the names that ask for them."""
+        """Modules that are imported to make agents and environments, by the names that ask for them."""
         names = [*(parse_variant(algo)[0] for algo in self.algos), self.env, *self.transfer]
         return {name: name.partition(":")[0] for name in names if ":" in name}
 
@@ -292,8 +292,8 @@ def variant_folder(algo: str) -> str:
     return re.sub(r"[^\w.=,-]+", ".", algo).strip(".")
 
 
-def made_world(env: str, options: dict[str, Any]) -> gym.Env:
-    """A world that was made and closed again, to be asked what it is and to hear what is wrong with it.
+def made_env(env: str, options: dict[str, Any]) -> gym.Env:
+    """An environment that was made and closed again, to be asked what it is and to hear what is wrong with it.
 
     Raises
     ------
@@ -312,8 +312,10 @@ def made_world(env: str, options: dict[str, Any]) -> gym.Env:
             "found where PYTHONPATH names its folder: PYTHONPATH=. make bench ...)"
         ) from error
     except (gym.error.Error, TypeError, FileNotFoundError) as error:
-        known = env in WORLDS or env in TEMPLATES
-        raise ValueError(f"env={env!r}: {error}" if known or ":" in env else unknown("world", env, WORLDS)) from None
+        known = env in ENVIRONMENTS or env in TEMPLATES
+        raise ValueError(
+            f"env={env!r}: {error}" if known or ":" in env else unknown("environment", env, ENVIRONMENTS)
+        ) from None
 
 
 def unknown(kind: str, name: str, known: Any) -> str:

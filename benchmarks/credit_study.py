@@ -2,7 +2,7 @@
 
 Two decisions of food preparation, each between opening and closing the microwave: with the pancake in hand opening is
 right, with the pancake inside closing is. The phrases differ in their first token alone, so that is where credit
-belongs. It is counted from exact values, found by solving the world's tabular decision process under a policy, and from
+belongs. It is counted from exact values, found by solving the environment's tabular decision process under a policy, and from
 the critics of trained agents.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.tables import Known, Table
 from benchmarks.tabular import Situation, exact_values, explore, follow, token_advantages, worth_of
 from trainers.agents.common import PPOAgent
 from trainers.agents.token_level import TokenLevelAgent
-from trainers.prefix_tree import PrefixTree, Question
+from trainers.prefix_tree import PrefixTree, Query
 
 _SIGNED = "{:+z.4f}"  # there is no −0
 OPEN, CLOSE = "open the microwave", "close the microwave"
@@ -42,17 +42,17 @@ Credit = dict[str, dict[str, list[float]]]
 """By decision and action: the advantage of each token."""
 
 
-def ask(agent: PPOAgent, situation: Situation) -> Question:
-    """A situation as the question that an agent is asked in it."""
+def ask(agent: PPOAgent, situation: Situation) -> Query:
+    """A situation as the query that an agent is asked in it."""
     ids, _ = agent.tokenizer.encode_observation(situation.text)
-    return agent.question(np.array(ids), tuple(situation.outcomes))
+    return agent.query(np.array(ids), tuple(situation.outcomes))
 
 
 def exact_credit(agent: PPOAgent, situations: Sequence[Situation]) -> dict[str, Credit]:
     """By level: advantages under the policy of an agent that samples from a trie, from exact values."""
-    questions = [ask(agent, situation) for situation in situations]
-    trees = [tree for _, tree in questions]
-    log_probs = [found.token_log_probs for found in agent.policy.assess(questions)]
+    queries = [ask(agent, situation) for situation in situations]
+    trees = [tree for _, tree in queries]
+    log_probs = [found.token_log_probs for found in agent.policy.assess(queries)]
     gamma = agent.gamma
     by_action = exact_values(situations, trees, log_probs, gamma=gamma, gamma_token=1.0)
     by_token = exact_values(situations, trees, log_probs, gamma=gamma, gamma_token=gamma)
@@ -65,10 +65,10 @@ def exact_credit(agent: PPOAgent, situations: Sequence[Situation]) -> dict[str, 
 
 def learnt_credit(agent: PPOAgent, situations: Sequence[Situation]) -> Credit:
     """Advantages as an agent gives them, from its critic."""
-    questions = [ask(agent, situation) for situation in situations]
-    values = agent.policy.values(questions)
+    queries = [ask(agent, situation) for situation in situations]
+    values = agent.policy.values(queries)
     gamma_token = agent.gamma_token if isinstance(agent, TokenLevelAgent) else None
-    return _credit(situations, [tree for _, tree in questions], values, agent.gamma, gamma_token)
+    return _credit(situations, [tree for _, tree in queries], values, agent.gamma, gamma_token)
 
 
 def _credit(
@@ -136,7 +136,7 @@ def study(run: Benchmark | None) -> Study:
     Raises
     ------
     ValueError
-        If the run is of another world, has fewer than two seeds, or none of its agents has a critic.
+        If the run is of another environment, has fewer than two seeds, or none of its agents has a critic.
     """
     situations = explore(FOOD)
     untrained = trainers.make("poad", gym.make(FOOD), seed=0)

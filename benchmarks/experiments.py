@@ -14,12 +14,12 @@ FOOD, ENTERTAINMENT = "VirtualHome-food-preparation-v0", "VirtualHome-entertainm
 TOKEN_LEVEL = ("poad", "ntpo")
 FAMILY = (*TOKEN_LEVEL, "twosome")
 DISCOUNTS = {1.0: "poad", 0.95: "ntpo"} | {at: f"ntpo[gamma_token={at}]" for at in (0.99, 0.9, 0.8, 0.5)}
-"""By γ_w the agent that has it, in a world whose γ is 0.95: NTPO's family, in which POAD is the one without."""
+"""By γ_w the agent that has it, in an environment whose γ is 0.95: NTPO's family, in which POAD is the one without."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Agents beside each other in one world."""
+    """Agents beside each other in one environment."""
 
     env: str
     algos: tuple[str, ...] = FAMILY
@@ -51,8 +51,8 @@ def _with(settings: str, algos: Sequence[str]) -> tuple[str, ...]:
 
 _RATES = ("actor_lr=0.0001", "actor_lr=0.001")  # beside 0.0003, the one that was chosen
 _SEARCHED = (*FAMILY, *(algo for rate in _RATES for algo in _with(rate, FAMILY)))
-_WHOLE = _with("behaviour=candidates", TOKEN_LEVEL)
-_SEARCHED_WHOLE = (*_WHOLE, *(algo for rate in _RATES for algo in _with(f"behaviour=candidates,{rate}", TOKEN_LEVEL)))
+_WHOLE = _with("sampling=candidates", TOKEN_LEVEL)
+_SEARCHED_WHOLE = (*_WHOLE, *(algo for rate in _RATES for algo in _with(f"sampling=candidates,{rate}", TOKEN_LEVEL)))
 _UNDISCOUNTED = _with("gamma=1.0", ("poad", "twosome"))
 _ENDING = _with("gamma=1.0,truncation_is_termination=True", ("poad", "twosome"))
 _UNHURRIED = _with("gamma=1.0,entropy_coefficient=0.0", ("poad", "twosome"))
@@ -73,7 +73,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "curves": Experiment(
         "Learning curves (figure 3)",
         "Do agents with credit for each token learn faster, and end better, than one with credit for each action?",
-        "What it cannot show: how large models do. This one has read random play of these very worlds, and most of its "
+        "What it cannot show: how large models do. This one has read random play of these very environments, and most of its "
         "actions are two to seven tokens long, so that there is little to decompose. TWOSOME differs in more than its "
         "credit: it samples whole candidates, which another experiment takes apart; an entropy bonus weighs as "
         "many times less for it as an action has tokens, for losses are means over tokens or actions; and the KL "
@@ -109,27 +109,27 @@ EXPERIMENTS: dict[str, Experiment] = {
         "No discount at all (figure 5)",
         "Agents that have no discount inside an action: do they need one between actions? Without any, an episode that "
         "is cut off is worth what its last observation promises, unless the end of time counts as an end.",
-        "What it cannot show: worlds without a limit of steps, or other entropy bonuses than 0.01 and none.",
+        "What it cannot show: environments without a limit of steps, or other entropy bonuses than 0.01 and none.",
         (Panel(FOOD, ("poad", "twosome", *_UNDISCOUNTED, *_ENDING, *_UNHURRIED)),),
         scales=("embedded",),
     ),
     "length": Experiment(
         "What the discount costs, by the length of actions",
         "The paper's second insight, drawn: does the discount inside an action cost more, the more tokens an action "
-        "has? The same world in three tokenizers, each with a base model that has read the same text.",
+        "has? The same environment in three tokenizers, each with a base model that has read the same text.",
         "What it cannot show: length apart from all that goes with it, for prompts grow longer with actions, the three "
         "base models are not one, and an entropy bonus weighs more, the more tokens an action has (TWOSOME's does "
         "not; hence the runs without one).",
         tuple(Panel(FOOD, algos, name) for name in GRANULARITIES for algos in ((*FAMILY, *_FADING), _NO_BONUS)),
         scales=("embedded",),
     ),
-    "behaviour": Experiment(
+    "sampling": Experiment(
         "Sampling tokens, or whole candidates",
         "The paper samples whole candidates and improves the likelihood of their tokens, which are two different "
         "policies. Does it matter? And what of TWOSOME, whose unit is the action either way?",
         "What it cannot show: the best that sampling candidates can do, for all settings but the learning rate were "
         "chosen with tokens.",
-        tuple(Panel(env, (*TOKEN_LEVEL, *_WHOLE, "twosome[behaviour=trie]", "twosome")) for env in (SALAD, FOOD)),
+        tuple(Panel(env, (*TOKEN_LEVEL, *_WHOLE, "twosome[sampling=trie]", "twosome")) for env in (SALAD, FOOD)),
         scales=("embedded",),
     ),
     "generalisation": Experiment(

@@ -173,13 +173,13 @@ def _generate(setup: Setup, quantize: str | None) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for num_envs in (4, 64):
-        agent, envs = _agent(setup, quantize=quantize, num_envs=num_envs, behaviour="free", end_token=True)
+        agent, envs = _agent(setup, quantize=quantize, num_envs=num_envs, sampling="free", end_token=True)
         situation = begin(envs, seed=0)
         collect(agent, envs, situation, 1, discount=1.0)
         started = time.perf_counter()
         rollout = collect(agent, envs, situation, 2, discount=1.0)
         seconds = time.perf_counter() - started
-        tokens = sum(len(decision.token_ids) for row in rollout.decisions for decision in row)
+        tokens = sum(len(decision.token_ids) for row in rollout.actions for decision in row)
         found[f"generated tokens/s, {num_envs} environments"] = tokens / seconds
         found[f"tokens of an action, {num_envs} environments"] = tokens / (2 * num_envs)
         if num_envs > 4:
@@ -262,7 +262,7 @@ def resume(setup: Setup) -> dict[str, Any]:
 def killed_worker(setup: Setup) -> dict[str, Any]:
     """GPU memory that a training killed with SIGKILL leaves behind."""
     before = _used(setup)
-    child = _start("hold", setup)
+    child = start("hold", setup)
     ready = setup.folder / "holds"
     while not ready.exists():
         if child.poll() is not None:
@@ -348,7 +348,7 @@ def _device_name(setup: Setup) -> str:
 # ------------------------------------------------------------------------------------------ a process for each part
 
 
-def _start(part: str, setup: Setup, *, own_group: bool = False) -> subprocess.Popen[str]:
+def start(part: str, setup: Setup, *, own_group: bool = False) -> subprocess.Popen[str]:
     """A process for a part; with ``own_group`` it can be killed with all that it starts."""
     setup.folder.mkdir(parents=True, exist_ok=True)
     options = ["--device", setup.device, "--shape", setup.shape, "--model", str(setup.model)]
@@ -384,7 +384,7 @@ def _run(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
     if seconds < 1:
         return {"skipped": "no time is left"}
     started = time.monotonic()
-    process = _start(name, setup, own_group=True)
+    process = start(name, setup, own_group=True)
     try:
         process.wait(seconds)
         failure = f"the process ended with code {process.returncode}"

@@ -1,7 +1,7 @@
 """What training does to a model's language (the paper's table 2): ``python -m benchmarks language-ability RUN``.
 
 For the embedded model, perplexity on another sample of the text that it has read: what random policies see and say in
-all worlds, whose situations are few, so that most of them were read before, and new programs of the random grammar. For
+all environments, whose situations are few, so that most of them were read before, and new programs of the random grammar. For
 any other model, tasks of the lm-evaluation-harness on the base model and on it with each adapter.
 """
 
@@ -26,16 +26,16 @@ from benchmarks.cell import Benchmark, Cell, make_envs
 from benchmarks.statistics import Interval, mean
 from benchmarks.stored import require_numbers
 from benchmarks.tables import Known, Table
-from lang_envs import WORLDS
+from lang_envs import ENVIRONMENTS
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import prompt
 from lang_envs.files import is_number, read_json, read_object, write_atomically
 from trainers.agent_state import load_tensors
 from trainers.agents.common import ADAPTER_FOLDER, PPOAgent
-from trainers.embedded_lm.pretrain import losses, question, random_play, random_shape, sizes
+from trainers.embedded_lm.pretrain import losses, query, random_play, random_shape, sizes
 from trainers.language_model import EMBEDDED_FOLDER
-from trainers.prefix_tree import Question, split
+from trainers.prefix_tree import Query, split
 
 Scores = dict[tuple[str, str], float]
 _SEED = 1_000_000  # of no pre-training and no run
@@ -46,37 +46,37 @@ _KINDS, _PARTS, _TWO = ("Overcooked", "VirtualHome", "DataSciCoding"), ("seen", 
 _MODULE = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
-def texts_of_worlds(tokenizer: Any) -> dict[str, tuple[list[Question], np.ndarray]]:
+def texts_of_envs(tokenizer: Any) -> dict[str, tuple[list[Query], np.ndarray]]:
     """Texts by kind, and how often each was met."""
-    found: dict[str, tuple[list[Question], np.ndarray]] = {}
+    found: dict[str, tuple[list[Query], np.ndarray]] = {}
     for family in ("Overcooked", "VirtualHome"):
-        questions, counts = [], []
-        for index, name in enumerate(name for name in WORLDS if name.startswith(family)):
+        queries, counts = [], []
+        for index, name in enumerate(name for name in ENVIRONMENTS if name.startswith(family)):
             seen, _ = random_play(name, _DECISIONS, seed=_SEED + index)
-            questions += [question(tokenizer, text, phrases) for text, phrases in seen]
+            queries += [query(tokenizer, text, phrases) for text, phrases in seen]
             counts += list(seen.values())
-        found[family] = questions, np.array(counts, dtype=float)
+        found[family] = queries, np.array(counts, dtype=float)
     rng = np.random.default_rng(_SEED)
     titles = [entry.title for entry in DATASETS.values()]
     programs = []
     for _ in range(_PROGRAMS):
         shape, classes = random_shape(rng)
         text = prompt("completion", titles[rng.integers(len(titles))], shape, classes, None)
-        programs.append(question(tokenizer, text, (random_program(rng),)))
+        programs.append(query(tokenizer, text, (random_program(rng),)))
     found["DataSciCoding"] = programs, np.ones(len(programs))
     return found
 
 
 @torch.no_grad()
-def perplexities(agent: PPOAgent, texts: dict[str, tuple[list[Question], np.ndarray]]) -> Scores:
+def perplexities(agent: PPOAgent, texts: dict[str, tuple[list[Query], np.ndarray]]) -> Scores:
     """By kind of text and part of it (what is seen, what is said): the model's perplexity per token."""
     found = {}
     model, pad_id = agent.language_model.model, agent.tokenizer.pad_id
-    for kind, (questions, counts) in texts.items():
-        nats = np.zeros((2, len(questions)))
-        for rows in split(questions, _TOKENS_PER_FORWARD):
-            nats[:, rows] = torch.stack(losses(model, [questions[i] for i in rows], pad_id)).double().cpu().numpy()
-        for part, own, tokens in zip(_PARTS, nats, sizes(questions), strict=True):
+    for kind, (queries, counts) in texts.items():
+        nats = np.zeros((2, len(queries)))
+        for rows in split(queries, _TOKENS_PER_FORWARD):
+            nats[:, rows] = torch.stack(losses(model, [queries[i] for i in rows], pad_id)).double().cpu().numpy()
+        for part, own, tokens in zip(_PARTS, nats, sizes(queries), strict=True):
             found[kind, part] = float(np.exp(counts @ own / (counts @ tokens)))
     return found
 
@@ -100,13 +100,13 @@ def perplexity_table(run: Benchmark) -> Table:
         f"Perplexity per token of the embedded model on text that random policies see and say (seed {_SEED:,}), before "
         f"training (exact) and after {config.usual.steps:,} decisions in {config.env}: mean over {config.seeds} seeds "
         "with its 95 % interval (bootstrap). A trained agent is to say other things than a random one: that its "
-        "perplexity on what is said rises in its own world is what was asked of it."
+        "perplexity on what is said rises in its own environment is what was asked of it."
     )
     return _tabulate(note, ("text", "part"), before, after)
 
 
 def verdict(run: Benchmark, table: Table) -> str:
-    """A sentence that says how far perplexity moved in the world that was trained in, and how far elsewhere."""
+    """A sentence that says how far perplexity moved in the environment that was trained in, and how far elsewhere."""
     before, after = table.numbers["before"], table.numbers["after"]
     own = f"{run.config.env.rpartition(':')[2].partition('-')[0]} said"
     moved = ", ".join(f"{algo} {found[own]['value']:.2f}" for algo, found in after.items())
@@ -117,15 +117,15 @@ def verdict(run: Benchmark, table: Table) -> str:
         if text.split()[0] != own.split()[0]
     )
     return (
-        f"Perplexity on what is said in the agents' own kind of world goes from {before[own]:.2f} to: {moved}; in "
-        f"other worlds it moves by {away:.1%} at most (means)."
+        f"Perplexity on what is said in the agents' own kind of environment goes from {before[own]:.2f} to: {moved}; in "
+        f"other environments it moves by {away:.1%} at most (means)."
     )
 
 
 def _measure(cells: dict[str, list[Cell]]) -> dict[str, list[tuple[Scores, Scores]]]:
     """Of each run the perplexities before training and after; what is once measured is kept beside the run."""
     found: dict[str, list[tuple[Scores, Scores]]] = {algo: [] for algo in cells}
-    texts: dict[str, tuple[list[Question], np.ndarray]] = {}
+    texts: dict[str, tuple[list[Query], np.ndarray]] = {}
     before: Scores = {}
     everything = [(algo, cell) for algo, own in cells.items() for cell in own]
     for algo, cell in track(everything, "perplexity", transient=True, disable=not sys.stdout.isatty()):
@@ -133,7 +133,7 @@ def _measure(cells: dict[str, list[Cell]]) -> dict[str, list[tuple[Scores, Score
         if not file.exists():
             with closing(make_envs(cell.config)) as envs:
                 agent = cell.load_agent(envs)
-            texts = texts or texts_of_worlds(agent.tokenizer)
+            texts = texts or texts_of_envs(agent.tokenizer)
             if not before:  # the same for all
                 with agent.language_model.model.disable_adapter():
                     before = perplexities(agent, texts)

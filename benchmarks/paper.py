@@ -45,7 +45,7 @@ class PaperConfig:
 
     only: tuple[str, ...] = ()
     """Names of experiments, also with commas between: search, curves, entropy, programs, discount, endless, length,
-    behaviour, generalisation, credit, language (default: all)."""
+    sampling, generalisation, credit, language (default: all)."""
     seeds: int | None = None
     """Runs of each agent (default: 10; 3 in the search, where programs are written, and with 7B models)."""
     scale: Literal["embedded", "7b"] = "embedded"
@@ -120,7 +120,7 @@ class PaperConfig:
         """The benchmarks of an experiment, one for each panel."""
         found = EXPERIMENTS[name]
         panels = found.panels
-        if self.quick:  # one world, but every kind of tokens
+        if self.quick:  # one environment, but every kind of tokens
             panels = tuple(panel for panel in panels if panel.env == panels[0].env)
         return [Benchmark(self._config(panel, found), self.folder / panel.folder) for panel in panels]
 
@@ -246,7 +246,7 @@ def distinct(benchmarks: dict[str, list[Benchmark]]) -> list[Cell]:
 
 
 def _show_plan(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], console: Console) -> None:
-    """What would be run: a table for each world, a line for each agent in it."""
+    """What would be run: a table for each environment, a line for each agent in it."""
     large = config.scale == "7b"
     for name, found in benchmarks.items():
         for benchmark in found:

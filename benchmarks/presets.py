@@ -8,7 +8,7 @@ PRESETS = ("default", "paper", "paper-wide")
 
 
 class Usual(NamedTuple):
-    """How a world is trained in with the embedded model where nobody says: how long, over how many environments, and
+    """How an environment is trained in with the embedded model where nobody says: how long, over how many environments, and
     what differs from the agents' own settings."""
 
     steps: int = 16_384
@@ -34,7 +34,7 @@ USUAL = {
             "temperature": 0.7,
             "actor_lr": 1e-3,
             "critic_lr": 2e-3,
-            "anneal_decisions": 2_048,
+            "anneal_steps": 2_048,
             "epochs": 3,
             "entropy_coefficient": 0.0,
             "kl_threshold": 0.05,
@@ -42,7 +42,7 @@ USUAL = {
         },
     ),
 }
-"""Worlds, and families of worlds, that take something else than most."""
+"""Environments, and families of environments, that take something else than most."""
 
 
 WIDE = Usual(num_envs=128, rollout_steps=1)
@@ -56,7 +56,7 @@ def usual(env_id: str) -> Usual:
 
 
 _PAPER: dict[str, Any] = {
-    "behaviour": "candidates",
+    "sampling": "candidates",
     "end_token": False,
     "gae_lambda": 0.95,
     "discount_by_time": False,
@@ -96,13 +96,13 @@ _PAPER_RATES: dict[tuple[str, str], dict[str, Any]] = {
     ("VirtualHome", "poad"): _rates(5e-5, 1e-6, 5, 2, 0.95, 0.0001),
     ("VirtualHome", "ntpo"): _rates(5e-5, 1e-6, 5, 2, 0.95, 0.01),
     ("VirtualHome", "twosome"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01),
-    ("DataSciCoding", "poad"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01) | {"behaviour": "free", "end_token": True},
-    ("DataSciCoding", "ntpo"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01) | {"behaviour": "free", "end_token": True},
+    ("DataSciCoding", "poad"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01) | {"sampling": "free", "end_token": True},
+    ("DataSciCoding", "ntpo"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01) | {"sampling": "free", "end_token": True},
 }
 
 
 def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
-    """Settings that a preset gives an agent in a world; ``default`` leaves all to the agent.
+    """Settings that a preset gives an agent in an environment; ``default`` leaves all to the agent.
 
     ``paper-wide`` has the paper's hyper-parameters for DataSciCoding, with the rollouts of :data:`WIDE`.
 

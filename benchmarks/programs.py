@@ -120,7 +120,7 @@ def _data_set(config: BenchmarkConfig) -> str:
 
 
 def _standing(cells: list[Cell]) -> dict[str, Any]:
-    """Of one agent in one world: the best program, the best of each seed, means of the last tenth."""
+    """Of one agent in one environment: the best program, the best of each seed, means of the last tenth."""
     curves = {cell.seed: read_metrics(cell) for cell in cells}
     best = {seed: lines[-1].get("best_score") for seed, lines in curves.items()}
     last = [[line for line in lines if line["step"] > _LAST * lines[-1]["step"]] for lines in curves.values()]

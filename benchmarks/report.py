@@ -128,7 +128,7 @@ def _line_of(cell: Cell) -> str:
 def write_report(folders: Sequence[Path], output: Path, tables: Path, imports: tuple[str, ...] = ()) -> Path:
     """Put finished runs, or the paper's experiments, on one page, and what stands on it into files in ``tables``.
 
-    Modules that the folders name are not imported, but for ``imports``: of a world of another module the page has no
+    Modules that the folders name are not imported, but for ``imports``: of an environment of another module the page has no
     optimum and no random policy.
 
     Raises
@@ -186,7 +186,7 @@ def _of_benchmark(benchmark: Benchmark) -> list[Section]:
 
 
 def _of_paper(asked: Asked) -> list[Section]:
-    """What is done of the experiments, world by world, and by name what is not."""
+    """What is done of the experiments, environment by environment, and by name what is not."""
     found: list[Section] = []
     missing = []
     for name, benchmarks in asked.benchmarks.items():
@@ -196,8 +196,8 @@ def _of_paper(asked: Asked) -> list[Section]:
             cell.check()
         done = [benchmark for benchmark in benchmarks if all(cell.finished for cell in benchmark.cells)]
         if left := sum(not cell.finished for cell in cells):
-            worlds = ", ".join(benchmark.title for benchmark in benchmarks if benchmark not in done)
-            missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done ({worlds}).")
+            environments = ", ".join(benchmark.title for benchmark in benchmarks if benchmark not in done)
+            missing.append(f"{experiment.title}: {left} of {len(cells)} runs are not done ({environments}).")
         if not done:
             continue
         benchmarks, cells = done, [cell for benchmark in done for cell in benchmark.cells]
@@ -264,7 +264,7 @@ def _transfer(name: str, title: str, benchmarks: Sequence[Benchmark]) -> Section
     (benchmark,) = benchmarks
     found = transfer.gather(benchmark)
     picture = _picture(
-        "Returns in worlds that were not trained in.", lambda path: transfer.draw(benchmark, found, path)
+        "Returns in environments that were not trained in.", lambda path: transfer.draw(benchmark, found, path)
     )
     shows = _shows(transfer.verdicts(found))
     return Section(name, title, shows, [picture], [transfer.tabulate(benchmark, found)], runs=benchmarks)
@@ -321,7 +321,7 @@ Extra = tuple[list[Picture], list[Table]]
 
 
 def _over_tasks(benchmarks: Sequence[Benchmark]) -> Extra:
-    profiles = _picture("Performance profiles over all worlds.", lambda path: draw_profiles(benchmarks, path))
+    profiles = _picture("Performance profiles over all environments.", lambda path: draw_profiles(benchmarks, path))
     return [profiles], [compare_over(benchmarks)]
 
 
@@ -365,7 +365,7 @@ def _over_lengths(benchmarks: Sequence[Benchmark]) -> Extra:
 
 
 def _tokens_per_action(benchmark: Benchmark) -> float:
-    """The mean over a world's phrases, the end token among them."""
+    """The mean over an environment's phrases, the end token among them."""
     tokenizer = load_tokenizer(benchmark.config.model or "embedded")
     phrases = gym.make(benchmark.config.env, interface="text").unwrapped.get_wrapper_attr("action_names")
     return float(np.mean([len(tokenizer.encode_action(phrase)) for phrase in phrases]))

@@ -108,7 +108,7 @@ def study_credit(folder: Path | None, output: Path, imports: tuple[str, ...] = (
     Raises
     ------
     ValueError
-        If the folder is not that of a finished benchmark in the study's world.
+        If the folder is not that of a finished benchmark in the study's environment.
     """
     found, console = study(None if folder is None else Benchmark.finished(folder, imports)), Console()
     output.mkdir(parents=True, exist_ok=True)

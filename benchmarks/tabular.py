@@ -1,4 +1,4 @@
-"""A world's decision process as a table, and the exact values of a policy in it."""
+"""An environment's decision process as a table, and the exact values of a policy in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-import lang_envs  # noqa: F401 — registers the worlds
+import lang_envs  # noqa: F401 — registers the environments
 from trainers.prefix_tree import PrefixTree
 
 
@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Situation:
-    """A state of the world: what is seen of it, and what each available action leads to."""
+    """A state of the environment: what is seen of it, and what each available action leads to."""
 
     text: str
     outcomes: dict[str, Outcome]
@@ -30,21 +30,21 @@ class Situation:
 
 def explore(env_id: str) -> list[Situation]:
     """Every state of a household that can be reached, the first one first; the limit of steps does not count."""
-    world: Any = gym.make(env_id, interface="text").unwrapped
-    text, info = world.reset(seed=0)
-    start = world.state
+    environment: Any = gym.make(env_id, interface="text").unwrapped
+    text, info = environment.reset(seed=0)
+    start = environment.state
     known, seen = {_key(start): 0}, [(start, text, info["available_actions"])]
     found: list[Situation] = []
     while len(found) < len(seen):
         state, text, actions = seen[len(found)]
         outcomes = {}
         for action in actions:
-            world.state = state
-            after, reward, terminated, _, info = world.step(action)
+            environment.state = state
+            after, reward, terminated, _, info = environment.step(action)
             if terminated:
                 outcomes[action] = Outcome(float(reward), None)
                 continue
-            reached = {"fields": world.state["fields"] | {"_steps": 0}, "random": start["random"]}
+            reached = {"fields": environment.state["fields"] | {"_steps": 0}, "random": start["random"]}
             if _key(reached) not in known:
                 known[_key(reached)] = len(seen)
                 seen.append((reached, after, info["available_actions"]))

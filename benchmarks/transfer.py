@@ -1,4 +1,4 @@
-"""How agents play worlds that they were not trained in, beside the paper's numbers."""
+"""How agents play environments that they were not trained in, beside the paper's numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Found = dict[str, dict[str, dict[str, Any]]]
 
 
 def gather(benchmark: Benchmark) -> Found:
-    """For each world and each column (untrained, then the agents) the interval of the return, and the success rate."""
+    """For each environment and each column (untrained, then the agents) the interval of the return, and the success rate."""
     table: Found = {}
     algos = benchmark.config.algos
     for env in benchmark.config.transfer:
@@ -56,7 +56,7 @@ def _summary(cells: list[Cell], stage: str, env: str) -> dict[str, Any]:
 
 
 def tabulate(benchmark: Benchmark, found: Found) -> Table:
-    """A row for each world, and below it the paper's, where it has one."""
+    """A row for each environment, and below it the paper's, where it has one."""
     columns = [UNTRAINED, *benchmark.config.algos]
     rows, papers = [], _papers(benchmark.config)
     for env, best in optima(benchmark).items():
@@ -67,7 +67,7 @@ def tabulate(benchmark: Benchmark, found: Found) -> Table:
             paper = papers[env]
             rows.append(["… paper, 7B", "", *(_paper_cell(paper.get(column)) for column in columns)])
     note = _note(benchmark.config)
-    return Table(note, ["task", "best", *columns], rows, {"worlds": found})
+    return Table(note, ["task", "best", *columns], rows, {"environments": found})
 
 
 def verdicts(found: Found) -> list[str]:
@@ -75,21 +75,29 @@ def verdicts(found: Found) -> list[str]:
     intervals."""
     untrained, ours, *others = next(iter(found.values()))
 
-    def success(world: dict[str, dict[str, Any]], column: str) -> Interval:
-        return Interval(**world[column]["sampled_success"])
+    def success(environment: dict[str, dict[str, Any]], column: str) -> Interval:
+        return Interval(**environment[column]["sampled_success"])
 
     return [
         f"Success of {ours} beside {theirs}'s: "
-        + beside({_short(env): (success(world, ours), success(world, theirs)) for env, world in found.items()})
+        + beside(
+            {
+                _short(env): (success(environment, ours), success(environment, theirs))
+                for env, environment in found.items()
+            }
+        )
         + "."
         for theirs in (untrained, *others)
     ]
 
 
 def optima(benchmark: Benchmark) -> dict[str, float | None]:
-    """The best return in each world, where that is known and the world may be made to be asked."""
-    worlds = {env: benchmark.world(env, {}) for env in benchmark.config.transfer}
-    return {env: getattr(world and world.unwrapped, "optimal_return", None) for env, world in worlds.items()}
+    """The best return in each environment, where that is known and the environment may be made to be asked."""
+    environments = {env: benchmark.environment(env, {}) for env in benchmark.config.transfer}
+    return {
+        env: getattr(environment and environment.unwrapped, "optimal_return", None)
+        for env, environment in environments.items()
+    }
 
 
 def write_transfer(benchmark: Benchmark, folder: Path, console: Console) -> None:
@@ -97,7 +105,7 @@ def write_transfer(benchmark: Benchmark, folder: Path, console: Console) -> None
     found = gather(benchmark)
     table = tabulate(benchmark, found)
     short = replace(table, rows=[(_short(env), *cells) for env, *cells in table.rows])
-    short.show(console, "In worlds that were not trained in: mean return, success")
+    short.show(console, "In environments that were not trained in: mean return, success")
     console.print(_note(benchmark.config, where=" in transfer.md"), style="dim", markup=False)
     table.keep(folder / "transfer.md")
     console.print(f"figure: {draw(benchmark, found, folder / 'transfer.png')}", soft_wrap=True)
@@ -123,7 +131,7 @@ def _note(config: BenchmarkConfig, where: str = " in brackets") -> str:
 
 
 def _papers(config: BenchmarkConfig) -> dict[str, dict[str, tuple[float, float]]]:
-    """The paper's numbers by world, of agents that were trained in the same world as these."""
+    """The paper's numbers by environment, of agents that were trained in the same environment as these."""
     return PAPER_TRANSFER if config.env == FOOD else {}
 
 

@@ -1,4 +1,4 @@
-"""``python -m lang_envs list`` shows the worlds, ``play ID`` lets a person play one, ``solve ID`` plans in it.
+"""``python -m lang_envs list`` shows the environments, ``play ID`` lets a person play one, ``solve ID`` plans in it.
 
 ``datasets`` shows the data sets of DataSciCoding, ``fetch NAME`` downloads them; ``doctor`` shows how well this machine
 can isolate programs.
@@ -17,58 +17,59 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
-from lang_envs import WORLDS, LanguageEnv
+from lang_envs import ENVIRONMENTS, LanguageEnv
 from lang_envs.datascicoding.datasets import DATASETS, fetch, find, load_dataset, place_of
 from lang_envs.planner import solve
 from lang_envs.registration import TEMPLATES, named_value
 from lang_envs.sandbox import SandboxError
 from lang_envs.sandbox.doctor import examine
 
-KNOWN = WORLDS | TEMPLATES
+KNOWN = ENVIRONMENTS | TEMPLATES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m lang_envs", description="The worlds of lang-envs, and ways for a person to look into them."
+        prog="python -m lang_envs",
+        description="The environments of lang-envs, and ways for a person to look into them.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser(
         "list",
-        help="show every world: id, number of phrases, best known return, summary",
-        description="Show every world. A return is discounted as the world's published returns are.",
+        help="show every environment: id, number of phrases, best known return, summary",
+        description="Show every environment. A return is discounted as the environment's published returns are.",
     )
-    one_world = argparse.ArgumentParser(add_help=False)
-    one_world.add_argument(
+    one_env = argparse.ArgumentParser(add_help=False)
+    one_env.add_argument(
         "id",
-        help="a world's id, as `list` shows it, for example Overcooked-tomato-salad-v0, or module:ID of one that a "
+        help="an environment's id, as `list` shows it, for example Overcooked-tomato-salad-v0, or module:ID of one that a "
         "module registers",
     )
-    one_world.add_argument(
+    one_env.add_argument(
         "--set",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="an argument of the world, for example task=chores.yaml for VirtualHome-v0",
+        help="an argument of the environment, for example task=chores.yaml for VirtualHome-v0",
     )
     player = commands.add_parser(
         "play",
-        parents=[one_world],
-        help="play a world in the terminal",
-        description="Play a world in the terminal: answer with the number of an action or with its phrase, q to quit.",
+        parents=[one_env],
+        help="play an environment in the terminal",
+        description="Play an environment in the terminal: answer with the number of an action or with its phrase, q to quit.",
     )
     player.add_argument("--seed", type=int, help="seed of the episode; without it, a random one")
     player.add_argument(
         "--render",
         choices=("ansi", "none"),
         default="ansi",
-        help="ansi: show the whole world beside what the agent is told, where the world can be shown (default); "
+        help="ansi: show the whole environment beside what the agent is told, where the environment can be shown (default); "
         "none: only what the agent is told",
     )
     solver = commands.add_parser(
         "solve",
-        parents=[one_world],
-        help="find the shortest solution and the best return of a finite world",
-        description="Try everything in a finite world: the shortest solution, the best discounted return, and how many "
+        parents=[one_env],
+        help="find the shortest solution and the best return of a finite environment",
+        description="Try everything in a finite environment: the shortest solution, the best discounted return, and how many "
         "situations there are. Step limits play no part.",
     )
     commands.add_parser(
@@ -112,12 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         chosen.error(f"--set {error}")
     if name in KNOWN:
-        world_class: Any = load_env_creator(KNOWN[name].entry_point)
-        takes = [argument for argument in inspect.signature(world_class).parameters if argument != "render_mode"]
+        env_class: Any = load_env_creator(KNOWN[name].entry_point)
+        takes = [argument for argument in inspect.signature(env_class).parameters if argument != "render_mode"]
         if strange := [argument for argument in given if argument not in takes]:
             chosen.error(f"--set {strange[0]}: {name} takes {', '.join(takes)}")
         given["interface"] = "text"
-        if options.command == "play" and options.render == "ansi" and "ansi" in world_class.metadata["render_modes"]:
+        if options.command == "play" and options.render == "ansi" and "ansi" in env_class.metadata["render_modes"]:
             given["render_mode"] = "ansi"
     if options.command == "play" and options.seed is not None and options.seed < 0:
         player.error(f"--seed {options.seed} is negative")
@@ -126,22 +127,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ImportError, gym.error.Error, ValueError, TypeError, OSError, SandboxError) as error:
         chosen.error(str(error))  # what is given with --set may not fit
     if name not in KNOWN:
-        env = env.unwrapped  # the text world below its tokens
+        env = env.unwrapped  # the text environment below its tokens
         if not isinstance(env, LanguageEnv):
-            chosen.error(f"{name} is a {type(env).__name__}, and this is for worlds that are a lang_envs.LanguageEnv")
+            chosen.error(
+                f"{name} is a {type(env).__name__}, and this is for environments that are a lang_envs.LanguageEnv"
+            )
     if options.command == "play":
         play(env, options.seed)
         return 0
     try:
         _solve(env)
-    except ValueError as error:  # no world for a planner, or a task whose menu leads into nothing
+    except ValueError as error:  # no environment for a planner, or a task whose menu leads into nothing
         solver.error(str(error))
     return 0
 
 
 def _solve(env: gym.Env[str, str]) -> None:
-    world = env.unwrapped
-    assert isinstance(world, LanguageEnv) and env.spec is not None
+    environment = env.unwrapped
+    assert isinstance(environment, LanguageEnv) and env.spec is not None
     last = [0]
 
     def show(searched: int, known: int) -> None:
@@ -149,7 +152,7 @@ def _solve(env: gym.Env[str, str]) -> None:
             last[0] = searched
             print(f"\r{searched:,} of {known:,} situations known so far\033[K", end="", file=sys.stderr, flush=True)
 
-    found = solve(world, on_state=show)
+    found = solve(environment, on_state=show)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     print(f"{env.spec.id}: {found.states:,} reachable situations, the ends of episodes included")
@@ -162,7 +165,7 @@ def _solve(env: gym.Env[str, str]) -> None:
         over = next(k for k, phrase in enumerate(found.shortest) if any(env.step(phrase)[2:4]))
         if over < len(found.shortest) - 1:
             print(f"That is longer than an episode, which ends after action {over + 1}.")
-    print(f"Best return {found.optimal_return:.6f} (discounted by {world.discount} a step)")
+    print(f"Best return {found.optimal_return:.6f} (discounted by {environment.discount} a step)")
     if found.best is None and found.optimal_return > 0:
         print("No episode that ends earns it: it is approached by going on forever.")
     elif found.best is not None and found.best != found.shortest:
@@ -177,15 +180,15 @@ def _number(phrases: Sequence[str]) -> None:
 
 def _list() -> None:
     rows = [("id", "phrases", "best return", "summary")]
-    for name, world in WORLDS.items():
-        if not world.finite:
-            rows.append((name, "any text", "unknown", world.summary))
+    for name, environment in ENVIRONMENTS.items():
+        if not environment.finite:
+            rows.append((name, "any text", "unknown", environment.summary))
             continue
         env = gym.make(name, interface="text").unwrapped
         assert isinstance(env, LanguageEnv)
         best = "unknown" if env.optimal_return is None else f"{env.optimal_return:.4f}"
-        rows.append((name, str(len(env.action_names)), best, world.summary))
-    rows += [(name, "", "", world.summary) for name, world in TEMPLATES.items()]
+        rows.append((name, str(len(env.action_names)), best, environment.summary))
+    rows += [(name, "", "", environment.summary) for name, environment in TEMPLATES.items()]
     _table(rows, "<>><")
 
 
@@ -259,13 +262,13 @@ def _unknown(name: str) -> str:
     by_lower_case = {known.lower(): known for known in KNOWN}
     near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
     hint = f"; did you mean {by_lower_case[near[0]]}?" if near else "."
-    return f"there is no world {name!r}{hint} The worlds are:\n  " + "\n  ".join(KNOWN)
+    return f"there is no environment {name!r}{hint} The environments are:\n  " + "\n  ".join(KNOWN)
 
 
 def play(env: gym.Env[str, str], seed: int | None = None) -> None:
-    """Let a person play one episode of a text world at the terminal."""
-    world = env.unwrapped
-    assert isinstance(world, LanguageEnv)
+    """Let a person play one episode of a text environment at the terminal."""
+    environment = env.unwrapped
+    assert isinstance(environment, LanguageEnv)
     text, info = env.reset(seed=seed)
     earned, elapsed, ended = 0.0, 0, False
     try:
@@ -276,7 +279,7 @@ def play(env: gym.Env[str, str], seed: int | None = None) -> None:
                 break
             text, reward, terminated, truncated, info = env.step(action)
             ended, lasted = terminated or truncated, info.get("primitive_steps", 1)
-            earned += world.discount**elapsed * float(reward)
+            earned += environment.discount**elapsed * float(reward)
             elapsed += lasted
             print(f"\nReward {float(reward):+.4f}   primitive steps {lasted}, in all {elapsed}   return {earned:.4f}")
     except (EOFError, KeyboardInterrupt):
@@ -286,8 +289,10 @@ def play(env: gym.Env[str, str], seed: int | None = None) -> None:
         return
     _show(env, text)
     outcome = "Success" if info.get("success", terminated) else "No success" + ": the time is over" * bool(truncated)
-    best = "" if world.optimal_return is None else f", at best {world.optimal_return:.4f}"
-    print(f"{outcome}. {elapsed} primitive steps; return {earned:.4f} (discounted by {world.discount} a step){best}.")
+    best = "" if environment.optimal_return is None else f", at best {environment.optimal_return:.4f}"
+    print(
+        f"{outcome}. {elapsed} primitive steps; return {earned:.4f} (discounted by {environment.discount} a step){best}."
+    )
 
 
 def _show(env: gym.Env[str, str], text: str) -> None:

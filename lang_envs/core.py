@@ -1,4 +1,4 @@
-"""The base class of every world. It speaks text; :class:`lang_envs.TokenEnv` turns text into token ids."""
+"""The base class of every environment. It speaks text; :class:`lang_envs.TokenEnv` turns text into token ids."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gymnasium.spaces import Text
 from lang_envs.tokenizer import Tokenizer
 
 TEXT_CHARACTERS = string.printable
-"""The characters that the worlds' own text is made of."""
+"""The characters that the environments' own text is made of."""
 ACTION_MAX_CHARACTERS = 256
 
 
 class Transition(NamedTuple):
-    """What one time step did to a world; ``info`` holds what the world adds."""
+    """What one time step did to an environment; ``info`` holds what the environment adds."""
 
     reward: float
     terminated: bool
@@ -27,17 +27,17 @@ class Transition(NamedTuple):
 
 
 class LanguageEnv(gym.Env[str, str]):
-    """A world that describes itself in text and is acted upon in text.
+    """An environment that describes itself in text and is acted upon in text.
 
-    A world sets the attributes below and implements ``_start``, ``_advance``, ``_narrate`` and, where not every phrase
+    An environment sets the attributes below and implements ``start``, ``advance``, ``narrate`` and, where not every phrase
     is always available, ``available_action_ids``. Everything Gymnasium asks for is done here.
 
     Attributes
     ----------
     action_names : tuple of str
-        Every phrase of the world, in index order; empty where any text is an action.
+        Every phrase of the environment, in index order; empty where any text is an action.
     discount : float
-        Discount of one unit of time with which the world's published returns are counted. A step lasts
+        Discount of one unit of time with which the environment's published returns are counted. A step lasts
         ``info["primitive_steps"]`` units, one where that is absent.
     optimal_return : float or None
         Best discounted return from the start, where known.
@@ -55,9 +55,9 @@ class LanguageEnv(gym.Env[str, str]):
     symbolic_fields: tuple[str, ...] = ()
     text_parts: tuple[tuple[str, ...], ...] | None = None
 
-    _state_fields: ClassVar[tuple[str, ...] | None] = None
+    state_fields: ClassVar[tuple[str, ...] | None] = None
     """Names of the attributes that change during an episode; without them there is no :attr:`state`."""
-    _clock_fields: ClassVar[tuple[str, ...]] = ()
+    clock_fields: ClassVar[tuple[str, ...]] = ()
     """Those of them that only count time: situations that differ in nothing else are one to the planner."""
 
     def __init__(
@@ -70,21 +70,21 @@ class LanguageEnv(gym.Env[str, str]):
         self.action_space = Text(max_action_length, min_length=0, charset=TEXT_CHARACTERS)
         self._running = False
 
-    # ------------------------------------------------------------------------------------- what a world implements
+    # ------------------------------------------------------------------------------------- what an environment implements
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         """Begin an episode; draw what is random from ``self.np_random``."""
         raise NotImplementedError
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         """Let one time step pass.
 
         ``action`` is the index of an available phrase, or None where an unavailable phrase was said (time passes and
-        nothing else changes); the text itself in a world without ``action_names``.
+        nothing else changes); the text itself in an environment without ``action_names``.
         """
         raise NotImplementedError
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         """The present observation in words."""
         raise NotImplementedError
 
@@ -93,30 +93,30 @@ class LanguageEnv(gym.Env[str, str]):
         raise NotImplementedError
 
     def available_action_ids(self) -> tuple[int, ...]:
-        """Indices of the phrases that can be said now; all of them unless a world says otherwise."""
+        """Indices of the phrases that can be said now; all of them unless an environment says otherwise."""
         return tuple(range(len(self.action_names)))
 
     def random_text(self, rng: np.random.Generator) -> str:
-        """What a random policy says in a world where any text is an action."""
+        """What a random policy says in an environment where any text is an action."""
         raise NotImplementedError
 
-    def suit(self, tokenizer: Tokenizer) -> None:
-        """Learn with which tokenizer this world is going to be read, where that matters to how it speaks."""
+    def configure_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Learn with which tokenizer this environment is going to be read, where that matters to how it speaks."""
 
-    def anticipate(self, action: str) -> None:
+    def prefetch(self, action: str) -> None:
         """Begin in the background what the next step, with this very action, will have to wait for."""
 
     # ----------------------------------------------------------------------------------------------- Gymnasium's part
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
-        self._start(options or {})
+        self.start(options or {})
         self._running = True
-        text = self._narrate()
+        text = self.narrate()
         return text, self._info(text)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Say one phrase, or send one text, and let the world answer.
+        """Say one phrase, or send one text, and let the environment answer.
 
         Raises
         ------
@@ -126,18 +126,18 @@ class LanguageEnv(gym.Env[str, str]):
             Before the first reset and after the end of an episode.
         """
         if not isinstance(action, str):
-            raise ValueError(f"an action of a text world is a str, not {type(action).__name__}: {action!r:.200}")
+            raise ValueError(f"an action of a text environment is a str, not {type(action).__name__}: {action!r:.200}")
         if not self._running:
             raise ResetNeeded("no episode is running: call reset() before the first step() and after an episode's end")
         if self.action_names:
             choice = self._index_of(action.strip())
             valid = choice is not None
-            reward, terminated, truncated, extra = self._advance(choice)
+            reward, terminated, truncated, extra = self.advance(choice)
         else:
             valid = True
-            reward, terminated, truncated, extra = self._advance(action)
+            reward, terminated, truncated, extra = self.advance(action)
         self._running = not (terminated or truncated)
-        text = self._narrate()
+        text = self.narrate()
         return text, reward, terminated, truncated, self._info(text) | {"action_valid": valid} | extra
 
     def _index_of(self, phrase: str) -> int | None:
@@ -166,14 +166,14 @@ class LanguageEnv(gym.Env[str, str]):
         A checkpoint can hold it where its values are plain data, NumPy arrays, and classes declared with
         :func:`lang_envs.storable`.
         """
-        if self._state_fields is None:
-            raise AttributeError(f"{type(self).__name__} names no _state_fields, so its state cannot be had")
-        fields = {name: getattr(self, name) for name in (*self._state_fields, "_running")}
+        if self.state_fields is None:
+            raise AttributeError(f"{type(self).__name__} names no state_fields, so its state cannot be had")
+        fields = {name: getattr(self, name) for name in (*self.state_fields, "_running")}
         return {"fields": fields, "random": self.np_random.bit_generator.state}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        if state["fields"].keys() != {*(self._state_fields or ()), "_running"}:
+        if state["fields"].keys() != {*(self.state_fields or ()), "_running"}:
             raise ValueError(f"{type(self).__name__} has no state of the fields {', '.join(map(str, state['fields']))}")
         for name, value in state["fields"].items():
             setattr(self, name, value)

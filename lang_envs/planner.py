@@ -1,4 +1,4 @@
-"""What can be reached in a finite world, the shortest way to success, and the best return: by trying everything."""
+"""What can be reached in a finite environment, the shortest way to success, and the best return: by trying everything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIE = 1e-9
 
 
 class PlanningError(ValueError):
-    """A world that cannot be planned in; says why."""
+    """An environment that cannot be planned in; says why."""
 
 
 class Solution(NamedTuple):
@@ -41,13 +41,13 @@ class _Outcome(NamedTuple):
 
 
 def solve(
-    world: LanguageEnv, max_states: int = MAX_STATES, on_state: Callable[[int, int], object] | None = None
+    environment: LanguageEnv, max_states: int = MAX_STATES, on_state: Callable[[int, int], object] | None = None
 ) -> Solution:
-    """Search a deterministic world from its start: breadth first, then value iteration over all that was found.
+    """Search a deterministic environment from its start: breadth first, then value iteration over all that was found.
 
     Parameters
     ----------
-    world : LanguageEnv
+    environment : LanguageEnv
         One with phrases and :attr:`LanguageEnv.state`, whose fields must be hashable. It is used up.
     max_states : int
         Give up where there are more situations than that.
@@ -59,14 +59,14 @@ def solve(
     PlanningError
         If any text is an action, chance plays a part, there are too many situations, or returns have no bound.
     """
-    if not world.action_names:
-        raise PlanningError("in this world any text is an action: there is no trying all of them")
-    world.reset(seed=0)
+    if not environment.action_names:
+        raise PlanningError("in this environment any text is an action: there is no trying all of them")
+    environment.reset(seed=0)
     try:
-        begin = world.state
-        numbers = {_situation(world): 0}
+        begin = environment.state
+        numbers = {_situation(environment): 0}
     except (AttributeError, TypeError) as error:
-        raise PlanningError(f"the situations of this world cannot be told apart: {error}") from None
+        raise PlanningError(f"the situations of this environment cannot be told apart: {error}") from None
     to_search = [begin]
     outcomes: list[list[_Outcome]] = []
     came_from: dict[int, tuple[int, int]] = {}
@@ -74,15 +74,15 @@ def solve(
     shortest: list[int] | None = None
 
     for at, state in enumerate(to_search):  # which grows meanwhile
-        world.state = state
+        environment.state = state
         found = []
-        for phrase in world.available_action_ids():
-            world.state = state
-            _, reward, terminated, _, info = world.step(world.action_names[phrase])
-            discount = world.discount ** info.get("primitive_steps", 1)
-            after, situation = world.state, _situation(world)
+        for phrase in environment.available_action_ids():
+            environment.state = state
+            _, reward, terminated, _, info = environment.step(environment.action_names[phrase])
+            discount = environment.discount ** info.get("primitive_steps", 1)
+            after, situation = environment.state, _situation(environment)
             if after["random"] != begin["random"]:
-                raise PlanningError("chance plays a part in this world: there is no best sequence of phrases")
+                raise PlanningError("chance plays a part in this environment: there is no best sequence of phrases")
             if terminated:
                 ends.add(situation)
                 found.append(_Outcome(phrase, -1, float(reward), discount))
@@ -92,19 +92,19 @@ def solve(
             if situation not in numbers:
                 numbers[situation] = len(to_search)
                 came_from[len(to_search)] = at, phrase
-                to_search.append(_with_clock_of(world, after, begin))
+                to_search.append(_with_clock_of(environment, after, begin))
                 if len(numbers) > max_states:
-                    raise PlanningError(f"there are more than {max_states:,} situations in this world")
+                    raise PlanningError(f"there are more than {max_states:,} situations in this environment")
             found.append(_Outcome(phrase, numbers[situation], float(reward), discount))
         outcomes.append(found)
         if on_state is not None:
             on_state(at + 1, len(numbers))
     if not all(outcomes):
-        raise PlanningError("in one of the situations of this world nothing can be said")
+        raise PlanningError("in one of the situations of this environment nothing can be said")
     values, returns = _value_iteration(outcomes)
     best = _shortest_best(outcomes, values, returns)
     shortest_phrases, best_phrases = (
-        None if way is None else tuple(world.action_names[phrase] for phrase in way) for way in (shortest, best)
+        None if way is None else tuple(environment.action_names[phrase] for phrase in way) for way in (shortest, best)
     )
     return Solution(len(numbers) + len(ends), shortest_phrases, best_phrases, float(values[0]))
 
@@ -118,16 +118,16 @@ def _way_to(number: int, came_from: dict[int, tuple[int, int]]) -> list[int]:
     return phrases[::-1]
 
 
-def _situation(world: LanguageEnv) -> tuple[Any, ...]:
+def _situation(environment: LanguageEnv) -> tuple[Any, ...]:
     """All that changes but the clock; hashable, or a TypeError."""
-    fields = world.state["fields"]
-    situation = tuple(value for name, value in fields.items() if name not in (*world._clock_fields, "_running"))
+    fields = environment.state["fields"]
+    situation = tuple(value for name, value in fields.items() if name not in (*environment.clock_fields, "_running"))
     hash(situation)
     return situation
 
 
-def _with_clock_of(world: LanguageEnv, state: dict[str, Any], begin: dict[str, Any]) -> dict[str, Any]:
-    clock = {name: begin["fields"][name] for name in (*world._clock_fields, "_running")}
+def _with_clock_of(environment: LanguageEnv, state: dict[str, Any], begin: dict[str, Any]) -> dict[str, Any]:
+    clock = {name: begin["fields"][name] for name in (*environment.clock_fields, "_running")}
     return state | {"fields": state["fields"] | clock}
 
 
@@ -149,7 +149,7 @@ def _value_iteration(outcomes: list[list[_Outcome]]) -> tuple[np.ndarray, np.nda
         if change < _TOLERANCE:
             return values[:-1], returns
     raise PlanningError(
-        f"returns in this world have not settled after {_SWEEPS:,} sweeps: with so little discount, "
+        f"returns in this environment have not settled after {_SWEEPS:,} sweeps: with so little discount, "
         "reward or cost can go on forever"
     )
 

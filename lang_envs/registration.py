@@ -17,23 +17,23 @@ INTERFACES = ("tokens", "text")
 
 
 @dataclass(frozen=True)
-class World:
-    """A row of the table: ``entry_point`` is the text world's class, ``kwargs`` (JSON-able) make it this id."""
+class Environment:
+    """A row of the table: ``entry_point`` is the text environment's class, ``kwargs`` (JSON-able) make it this id."""
 
     entry_point: str
     summary: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     finite: bool = True
-    """Whether a world has so many situations and phrases; where text is free, a step may take long, and time out."""
+    """Whether an environment has so many situations and phrases; where text is free, a step may take long, and time out."""
 
 
 _OVERCOOKED = "lang_envs.overcooked.env:OvercookedEnv"
 _VIRTUALHOME = "lang_envs.virtualhome.env:VirtualHomeEnv"
 _DATASCICODING = "lang_envs.datascicoding.env:DataSciCodingEnv"
 
-WORLDS: dict[str, World] = (
+ENVIRONMENTS: dict[str, Environment] = (
     {
-        f"Overcooked-{dish}-salad-v0": World(
+        f"Overcooked-{dish}-salad-v0": Environment(
             _OVERCOOKED, f"Chop, assemble and deliver a salad of {dish.replace('-', ', ')}.", {"dish": dish.split("-")}
         )
         for dish in (
@@ -46,25 +46,25 @@ WORLDS: dict[str, World] = (
             "tomato-lettuce-onion",
         )
     }
-    | {f"VirtualHome-{task}-v0": World(_VIRTUALHOME, TASKS[task].instruction, {"task": task}) for task in TASKS}
+    | {f"VirtualHome-{task}-v0": Environment(_VIRTUALHOME, TASKS[task].instruction, {"task": task}) for task in TASKS}
     | {
-        f"DataSciCoding-{name}-v0": World(
+        f"DataSciCoding-{name}-v0": Environment(
             _DATASCICODING, f"Write a program that classifies {entry.title}.", {"dataset": name}, finite=False
         )
         for name, entry in DATASETS.items()
     }
 )
 
-TEMPLATES: dict[str, World] = {
-    "VirtualHome-v0": World(_VIRTUALHOME, "A household task of your own: task=Task(...) or a YAML file."),
-    "DataSciCoding-v0": World(
+TEMPLATES: dict[str, Environment] = {
+    "VirtualHome-v0": Environment(_VIRTUALHOME, "A household task of your own: task=Task(...) or a YAML file."),
+    "DataSciCoding-v0": Environment(
         _DATASCICODING, "A data set of your own: dataset=csv:path?target=column, openml:ID, …", finite=False
     ),
 }
-"""Ids that need an argument to be a world."""
+"""Ids that need an argument to be an environment."""
 
 
-def make_world(
+def make_env(
     *,
     entry_point: str,
     interface: str = "tokens",
@@ -73,7 +73,7 @@ def make_world(
     max_action_tokens: int | None = None,
     **kwargs: Any,
 ) -> gym.Env:
-    """Build a world and, unless ``interface="text"``, the wrapper that speaks token ids around it."""
+    """Build an environment and, unless ``interface="text"``, the wrapper that speaks token ids around it."""
     if interface not in INTERFACES:
         raise ValueError(f"interface {interface!r} is not one of {INTERFACES}")
     env: gym.Env[str, str] = load_env_creator(entry_point)(**kwargs)  # type: ignore[assignment]
@@ -99,12 +99,12 @@ def named_value(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def register_worlds() -> None:
+def register_environments() -> None:
     """Register every id with Gymnasium."""
-    for name, world in (WORLDS | TEMPLATES).items():
+    for name, environment in (ENVIRONMENTS | TEMPLATES).items():
         gym.register(
             name,
-            entry_point="lang_envs.registration:make_world",
-            nondeterministic=not world.finite,
-            kwargs={"entry_point": world.entry_point, **world.kwargs},
+            entry_point="lang_envs.registration:make_env",
+            nondeterministic=not environment.finite,
+            kwargs={"entry_point": environment.entry_point, **environment.kwargs},
         )

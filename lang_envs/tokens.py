@@ -1,4 +1,4 @@
-"""Worlds in token ids: the space of token sequences, and the wrapper that speaks it."""
+"""Environments in token ids: the space of token sequences, and the wrapper that speaks it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class TokenSequence(MultiDiscrete):
 
 
 class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordConstructorArgs):
-    """A text world with observations and actions of token ids.
+    """A text environment with observations and actions of token ids.
 
     Parameters
     ----------
@@ -120,14 +120,14 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
     tokenizer : str, Path, Tokenizer or transformers tokenizer
         See :func:`lang_envs.load_tokenizer`.
     max_observation_tokens, max_action_tokens : int, optional
-        Lengths of the spaces. By default what the longest text of the world and its longest phrase need; where text is
+        Lengths of the spaces. By default what the longest text of the environment and its longest phrase need; where text is
         open-ended, 1024 and 128, and longer observations lose their beginning, which
         ``info["trimmed_tokens"]`` counts.
 
     Raises
     ------
     ValueError
-        If a text or a phrase of a world with finite text does not fit into the lengths given.
+        If a text or a phrase of an environment with finite text does not fit into the lengths given.
     """
 
     def __init__(
@@ -144,34 +144,34 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
             max_action_tokens=max_action_tokens,
         )
         gym.Wrapper.__init__(self, env)
-        world = env.unwrapped
-        if not isinstance(world, LanguageEnv):
-            raise ValueError(f"TokenEnv wraps a LanguageEnv, not {type(world).__name__}")
-        if spaced := [name for name in world.action_names if name != name.strip() or not name]:
+        environment = env.unwrapped
+        if not isinstance(environment, LanguageEnv):
+            raise ValueError(f"TokenEnv wraps a LanguageEnv, not {type(environment).__name__}")
+        if spaced := [name for name in environment.action_names if name != name.strip() or not name]:
             raise ValueError(f"phrases have no outer spaces and are not empty: {spaced}")
         self.tokenizer = load_tokenizer(tokenizer)
-        world.suit(self.tokenizer)
-        needed = _longest_observation(world, self.tokenizer)
+        environment.configure_tokenizer(self.tokenizer)
+        needed = _longest_observation(environment, self.tokenizer)
         self._trims = needed is None
         if needed is not None and max_observation_tokens is not None and max_observation_tokens < needed:
             raise ValueError(
-                f"max_observation_tokens={max_observation_tokens} cannot hold the longest observation of {world}: "
+                f"max_observation_tokens={max_observation_tokens} cannot hold the longest observation of {environment}: "
                 f"{needed} tokens of {self.tokenizer.name!r}"
             )
         if max_observation_tokens is None:
             max_observation_tokens = _OBSERVATION_TOKENS_OF_FREE_TEXT if needed is None else needed
         self._observations = TokenSequence(self.tokenizer, max_observation_tokens)
         longest = max(
-            (len(self.tokenizer.encode_action(name)) for name in world.action_names),
+            (len(self.tokenizer.encode_action(name)) for name in environment.action_names),
             default=_ACTION_TOKENS_OF_FREE_TEXT,
         )
-        if world.action_names and max_action_tokens is not None and max_action_tokens < longest:
+        if environment.action_names and max_action_tokens is not None and max_action_tokens < longest:
             raise ValueError(
-                f"max_action_tokens={max_action_tokens} cannot hold the longest phrase of {world}: "
+                f"max_action_tokens={max_action_tokens} cannot hold the longest phrase of {environment}: "
                 f"{longest} tokens of {self.tokenizer.name!r}, the end token included"
             )
         self._actions = TokenSequence(self.tokenizer, longest if max_action_tokens is None else max_action_tokens)
-        self._phrases = {self._actions.encode(name).tobytes(): name for name in world.action_names}
+        self._phrases = {self._actions.encode(name).tobytes(): name for name in environment.action_names}
         self.observation_space = self._observations
         self.action_space = self._actions
         self._encoded_observations: dict[str, tuple[np.ndarray, int]] = {}
@@ -186,16 +186,16 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         Raises
         ------
         ValueError
-            If ``action`` is not an element of the action space; the world is then as it was.
+            If ``action`` is not an element of the action space; the environment is then as it was.
         """
         text, reward, terminated, truncated, info = self.env.step(self._phrase(action))
         return self._observe(text, info), reward, terminated, truncated, info
 
-    def anticipate(self, action: np.ndarray) -> None:
-        """Let the world begin with what the step with this action will wait for."""
-        world = self.env.unwrapped
-        assert isinstance(world, LanguageEnv)
-        world.anticipate(self._phrase(action))
+    def prefetch(self, action: np.ndarray) -> None:
+        """Let the environment begin with what the step with this action will wait for."""
+        environment = self.env.unwrapped
+        assert isinstance(environment, LanguageEnv)
+        environment.prefetch(self._phrase(action))
 
     def _phrase(self, action: np.ndarray) -> str:
         action = self._actions.check(action)
@@ -220,7 +220,7 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         return self._observations.pad(ids), trimmed
 
 
-def _longest_observation(world: LanguageEnv, tokenizer: Tokenizer) -> int | None:
-    if world.text_parts is None:
+def _longest_observation(environment: LanguageEnv, tokenizer: Tokenizer) -> int | None:
+    if environment.text_parts is None:
         return None
-    return sum(max(len(tokenizer.encode(text)) for text in part) for part in world.text_parts)
+    return sum(max(len(tokenizer.encode(text)) for text in part) for part in environment.text_parts)

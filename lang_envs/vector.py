@@ -1,4 +1,4 @@
-"""Several worlds stepped together, of which none waits for another to begin."""
+"""Several environments stepped together, of which none waits for another to begin."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from lang_envs.core import LanguageEnv
 
 
 class LanguageVectorEnv(SyncVectorEnv):
-    """Gymnasium's ``SyncVectorEnv``, in which every world first hears its action and may begin with what takes long.
+    """Gymnasium's ``SyncVectorEnv``, in which every environment first hears its action and may begin with what takes long.
 
-    So the programs of all DataSciCoding worlds run side by side, on as many processes as ``max_workers`` says. Nothing
+    So the programs of all DataSciCoding environments run side by side, on as many processes as ``max_workers`` says. Nothing
     else differs. ``gym.make_vec`` makes Gymnasium's own vector environments, which score one program after another.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._listening = [(n, env.get_wrapper_attr("anticipate")) for n, env in enumerate(self.envs) if _listens(env)]
+        self._listening = [(n, env.get_wrapper_attr("prefetch")) for n, env in enumerate(self.envs) if _listens(env)]
 
     def step(self, actions: Any) -> Any:
         if self._listening:
             separate = list(iterate(self.action_space, actions))
-            for n, anticipate in self._listening:
+            for n, prefetch in self._listening:
                 if not (self._autoreset_envs[n] and self.autoreset_mode is AutoresetMode.NEXT_STEP):
-                    anticipate(separate[n])
+                    prefetch(separate[n])
         return super().step(actions)
 
 
 def _listens(env: gym.Env) -> bool:
-    """Whether a world begins with what it is told, and no wrapper around it changes its actions."""
-    world = env.unwrapped
-    if not isinstance(world, LanguageEnv) or type(world).anticipate is LanguageEnv.anticipate:
+    """Whether an environment begins with what it is told, and no wrapper around it changes its actions."""
+    environment = env.unwrapped
+    if not isinstance(environment, LanguageEnv) or type(environment).prefetch is LanguageEnv.prefetch:
         return False
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.ActionWrapper):
@@ -52,6 +52,6 @@ def make_vec(
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     **options: Any,
 ) -> LanguageVectorEnv:
-    """Worlds of one id, or of one function that makes them; ``options`` go to ``gym.make``."""
+    """Environments of one id, or of one function that makes them; ``options`` go to ``gym.make``."""
     make = partial(gym.make, env, **options) if isinstance(env, str) else env
     return LanguageVectorEnv([make] * num_envs, autoreset_mode=autoreset_mode)

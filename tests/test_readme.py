@@ -12,7 +12,7 @@ import gymnasium as gym
 import pytest
 
 import trainers
-from lang_envs import WORLDS
+from lang_envs import ENVIRONMENTS
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 (SOCKS,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
@@ -24,7 +24,7 @@ def block(containing: str) -> str:
     return found
 
 
-def test_the_world_is_played_as_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_environment_is_played_as_shown(capsys: pytest.CaptureFixture[str]) -> None:
     exec(block('print(info["available_actions"])'), {})
     shown = capsys.readouterr().out
     assert "Make a tomato salad. You stand at a counter." in shown
@@ -59,9 +59,9 @@ def test_training_goes_as_shown(
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "best" / "adapter" / "adapter_config.json").exists()
 
 
-def test_the_table_of_worlds_is_complete() -> None:
+def test_the_table_of_environments_is_complete() -> None:
     listed = set(re.findall(r"^\| `([A-Za-z]+-[a-z0-9-]+-v\d+)`", README, flags=re.MULTILINE))
-    assert listed == set(WORLDS)
+    assert listed == set(ENVIRONMENTS)
 
 
 def test_every_make_target_that_is_shown_exists() -> None:
@@ -89,7 +89,7 @@ def test_intervals_that_are_shown_are_those_of_the_published_results() -> None:
     assert counted > 20
 
 
-def test_the_readmes_world_keeps_gymnasiums_contract_and_is_learnt(
+def test_the_readmes_environment_keeps_gymnasiums_contract_and_is_learnt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gymnasium.utils.env_checker import check_env
@@ -117,14 +117,14 @@ def test_the_readmes_household_is_solved_as_shown(
 
 
 @pytest.mark.parametrize(
-    "world", [["--env", "my_doors:Doors-v0"], ["--env", "VirtualHome-v0", "--env-set", "task=socks.yaml"]]
+    "environment", [["--env", "my_doors:Doors-v0"], ["--env", "VirtualHome-v0", "--env-set", "task=socks.yaml"]]
 )
-def test_the_readmes_own_worlds_are_trained_in_as_shown(world: list[str], tmp_path: Path) -> None:
+def test_the_readmes_own_environments_are_trained_in_as_shown(environment: list[str], tmp_path: Path) -> None:
     (tmp_path / "my_doors.py").write_text(block("class Doors"))
     (tmp_path / "socks.yaml").write_text(SOCKS)
     small = ["--steps", "128", "--num-envs", "4", "--seeds", "1", "--eval-episodes", "4", "--rollout-steps", "16"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "run", *world, *small],
+        [sys.executable, "-m", "benchmarks", "run", *environment, *small],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": "."},
         capture_output=True,

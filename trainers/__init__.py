@@ -1,4 +1,4 @@
-"""Agents that learn in language worlds."""
+"""Agents that learn in language environments."""
 
 import logging
 
@@ -10,15 +10,15 @@ except ImportError:
 # Importing peft imports bitsandbytes, which warns of an optional CPU kernel that nothing here needs.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
-from trainers.agent import Agent, Decision, Episode, Player, Rollout  # noqa: E402
+from trainers.agent import Action, Agent, Episode, Player, Rollout  # noqa: E402
 from trainers.agents import AGENTS, make  # noqa: E402
 from trainers.check import check_agent  # noqa: E402
 from trainers.loop import Evaluation, TrainingCollapsed, evaluate, train  # noqa: E402
 
 __all__ = [
     "AGENTS",
+    "Action",
     "Agent",
-    "Decision",
     "Episode",
     "Evaluation",
     "Player",

@@ -11,7 +11,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Decision:
+class Action:
     """What an agent says in one environment.
 
     Attributes
@@ -19,19 +19,19 @@ class Decision:
     text : str
         The phrase or the free text.
     token_ids : tuple of int
-        The same in the world's tokens, the end token included where the agent said it. Left empty, the text is encoded.
-    memory : Any
+        The same in the environment's tokens, the end token included where the agent said it. Left empty, the text is encoded.
+    record : Any
         Whatever the agent wants back in ``learn``.
     """
 
     text: str
     token_ids: tuple[int, ...] = ()
-    memory: Any = None
+    record: Any = None
 
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode that ended: ``discounted_return`` counts time in the world's own units, ``length`` in decisions."""
+    """An episode that ended: ``discounted_return`` counts time in the environment's own units, ``length`` in decisions."""
 
     discounted_return: float
     total_reward: float
@@ -47,10 +47,10 @@ class Rollout:
     ----------
     observations : int64 array (T, N, L)
         What each decision was taken on.
-    infos, decisions : list of T lists of N
+    infos, actions : list of T lists of N
     rewards : float64 array (T, N)
     durations : float64 array (T, N)
-        How much of the world's time each step took: its primitive steps, or 1.
+        How much of the environment's time each step took: its primitive steps, or 1.
     terminated, truncated : bool array (T, N)
         Whether the episode ended with this step, and how.
     valid : bool array (T, N)
@@ -58,7 +58,7 @@ class Rollout:
     final : dict
         For every truncated (t, n) the observation and info that the episode ended in.
     outcomes : list of T lists of N
-        What the world said of each step: its info, or the final info of an episode that ended with it.
+        What the environment said of each step: its info, or the final info of an episode that ended with it.
     last_observations : int64 array (N, L)
         What follows the last step; ``last_infos`` likewise.
     episodes : list of Episode
@@ -67,7 +67,7 @@ class Rollout:
 
     observations: np.ndarray
     infos: list[list[dict[str, Any]]]
-    decisions: list[list[Decision]]
+    actions: list[list[Action]]
     rewards: np.ndarray
     durations: np.ndarray
     terminated: np.ndarray
@@ -89,7 +89,7 @@ class Rollout:
 class Player(Protocol):
     """An agent that only plays."""
 
-    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
         """One decision for each of N observations, an int64 array (N, L) of token ids then padding."""
         ...
 

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from trainers.agent import Agent, Decision, Player
+from trainers.agent import Action, Agent, Player
 from trainers.rollout import begin, collect, token_space
 
 
@@ -25,7 +25,7 @@ def check_agent(agent: Any, env: gym.Env, *, steps: int = 8) -> None:
     agent : Player or Agent
         What learns is also asked to learn.
     env : gymnasium.Env
-        A token world it should be able to act in.
+        A token environment it should be able to act in.
     steps : int
         Length of the rollout that it plays.
 
@@ -49,7 +49,7 @@ def check_agent(agent: Any, env: gym.Env, *, steps: int = 8) -> None:
     assert np.array_equal(batch, before), "act changed the observations it was shown"
     assert info == info_before, "act changed the infos it was shown"
     for decision in decisions:
-        _check_decision(decision, info, space.tokenizer, space.max_length)
+        _check_action(decision, info, space.tokenizer, space.max_length)
 
     def said() -> list[str]:
         return [decision.text for decision in agent.act(batch, [info, info])]
@@ -75,8 +75,8 @@ def _twin(env: gym.Env) -> gym.Env:
     return gym.make(env.spec) if env.spec is not None else copy.deepcopy(env)
 
 
-def _check_decision(decision: Any, info: dict[str, Any], tokenizer: Any, max_length: int) -> None:
-    assert isinstance(decision, Decision), f"act returns trainers.Decision, not {type(decision).__name__}"
+def _check_action(decision: Any, info: dict[str, Any], tokenizer: Any, max_length: int) -> None:
+    assert isinstance(decision, Action), f"act returns trainers.Action, not {type(decision).__name__}"
     available = info.get("available_actions")
     assert available is None or decision.text in available, f"{decision.text!r} is not one of {available}"
     ids = decision.token_ids

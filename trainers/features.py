@@ -55,8 +55,8 @@ class FeatureStore:
         missing = [reading for reading in distinct if self._find(reading) is None]
         if missing:
             # A tree of one candidate reads all but its last token.
-            questions = [(prompt, build_tree(((*text, 0),))) for prompt, text in missing]
-            computed = self.language_model.features(questions)
+            queries = [(prompt, build_tree(((*text, 0),))) for prompt, text in missing]
+            computed = self.language_model.features(queries)
             kept: list[int] = []
             start = 0
             for reading, features in zip(missing, computed, strict=True):

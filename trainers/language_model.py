@@ -30,7 +30,7 @@ from transformers.utils import logging as transformers_logging
 from lang_envs import Tokenizer, load_tokenizer
 from trainers.adapters import AdaptedLinear
 from trainers.head import edge_logits, vocabulary_statistics
-from trainers.prefix_tree import PackedBatch, Question, Tokens, build_tree, pack, split
+from trainers.prefix_tree import PackedBatch, Query, Tokens, build_tree, pack, split
 from trainers.tree_attention import NAME as TREE_ATTENTION
 from trainers.tree_attention import packed_inputs
 
@@ -124,14 +124,14 @@ class LanguageModel:
     def trainable_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def groups(self, questions: Sequence[Question]) -> Iterator[tuple[list[int], PackedBatch]]:
-        """Packed batches of questions that cost at most ``tokens_per_forward``, each with the questions' indices."""
-        for indices in split(questions, self.tokens_per_forward, packed=self.packs):
-            yield indices, self.pack([questions[i] for i in indices])
+    def groups(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], PackedBatch]]:
+        """Packed batches of queries that cost at most ``tokens_per_forward``, each with the queries' indices."""
+        for indices in split(queries, self.tokens_per_forward, packed=self.packs):
+            yield indices, self.pack([queries[i] for i in indices])
 
-    def pack(self, questions: Sequence[Question]) -> PackedBatch:
-        """One batch of some questions; on a GPU with a number of keys that its kernels take without a copy."""
-        return pack(questions, self.tokenizer.pad_id, multiple=1 if self.device.type == "cpu" else 8)
+    def pack(self, queries: Sequence[Query]) -> PackedBatch:
+        """One batch of some queries; on a GPU with a number of keys that its kernels take without a copy."""
+        return pack(queries, self.tokenizer.pad_id, multiple=1 if self.device.type == "cpu" else 8)
 
     def read(self, batch: PackedBatch, *, vocabulary: bool, entropy: bool = False) -> Readings:
         """Score the edges of a batch, adapter on, with gradients to the adapter.
@@ -184,14 +184,14 @@ class LanguageModel:
         return logits[:, : self.tokenizer.vocab_size]
 
     @torch.no_grad()
-    def features(self, questions: Sequence[Question]) -> list[torch.Tensor]:
-        """Last hidden states of the frozen base model at the nodes of each question: tensors (M, hidden)."""
+    def features(self, queries: Sequence[Query]) -> list[torch.Tensor]:
+        """Last hidden states of the frozen base model at the nodes of each query: tensors (M, hidden)."""
         found: dict[int, torch.Tensor] = {}
         with self._without_adapter():
-            for indices, batch in self.groups(questions):
+            for indices, batch in self.groups(queries):
                 parts = self.hidden(batch).split(np.diff(batch.starts).tolist())
                 found.update(zip(indices, parts, strict=True))
-        return [found[index] for index in range(len(questions))]
+        return [found[index] for index in range(len(queries))]
 
     @contextmanager
     def _without_adapter(self) -> Iterator[None]:
@@ -217,8 +217,8 @@ class LanguageModel:
         Rows go through the model in chunks of ``tokens_per_forward``. Of several chunks the activations are computed
         again in the backward pass, so that memory is that of one.
         """
-        rows = [(b, k) for b, (_, tree) in enumerate(batch.questions) for k in range(len(tree.candidates))]
-        width = max(len(prompt) + tree.mask.shape[1] for prompt, tree in batch.questions)
+        rows = [(b, k) for b, (_, tree) in enumerate(batch.queries) for k in range(len(tree.candidates))]
+        width = max(len(prompt) + tree.mask.shape[1] for prompt, tree in batch.queries)
         per_chunk = max(1, self.tokens_per_forward // width)
         source, outputs, count = np.zeros(len(batch.columns), dtype=np.int64), [], 0
         for start in range(0, len(rows), per_chunk):
@@ -227,7 +227,7 @@ class LanguageModel:
             attention = np.zeros(input_ids.shape, dtype=np.int64)
             columns: list[int] = []
             for row, (b, k) in enumerate(chunk):
-                prompt, tree = batch.questions[b]
+                prompt, tree = batch.queries[b]
                 sequence = (*prompt, *tree.candidates[k])
                 input_ids[row, : len(sequence)] = sequence
                 attention[row, : len(sequence)] = 1
@@ -250,7 +250,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def _learn_what_the_model_can_do(self) -> None:
-        """Ask the model a small question in every way, and take the fast ways that give its own answer.
+        """Ask the model a small query in every way, and take the fast ways that give its own answer.
 
         A tree is exact if it differs from the unpacked way by little of what a wrong mask (each token sees all that
         precede it) makes of the answer. That ratio needs no number that fits all models: in bfloat16 the unpacked way
@@ -309,7 +309,7 @@ class LanguageModel:
         """Continue prompts token by token from the model's own distribution, up to the end token, with a KV cache.
 
         The ids are what was sampled, the end token included where it came within ``max_tokens``; a padding token ends
-        an action, too, for that is how a world reads it.
+        an action, too, for that is how an environment reads it.
         """
         width, pad = max(map(len, prompts)), self.tokenizer.pad_id
         input_ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])

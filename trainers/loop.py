@@ -23,9 +23,9 @@ from lang_envs import make_vec
 from lang_envs.files import is_number, locked, open_regular, refuse_irregular, write_atomically
 from lang_envs.storage import UnstorableError, encode
 from trainers.agent import Agent, Episode, Player, Rollout
-from trainers.agents.common import world_attribute
+from trainers.agents.common import env_attribute
 from trainers.checkpoint import LAST, DamagedRunError, is_checkpoint_link, load_checkpoint, newest, save_checkpoint
-from trainers.rollout import Situation, autoreset_mode, begin, collect
+from trainers.rollout import CollectorState, autoreset_mode, begin, collect
 
 METRICS_FILE = "metrics.jsonl"
 BEST_PROGRAM_FILE = "best_program.py"
@@ -47,7 +47,7 @@ class TrainingCollapsed(RuntimeError):
 class Progress:
     """Where training stands; all of it goes into a checkpoint."""
 
-    situation: Situation
+    situation: CollectorState
     step: int = 0
     iteration: int = 0
     episodes: int = 0
@@ -93,12 +93,12 @@ def train(
     ----------
     agent : Agent
     envs : gymnasium.vector.VectorEnv
-        Token worlds; autoreset SAME_STEP, or NEXT_STEP, with which a run cannot be resumed exactly.
+        Token environments; autoreset SAME_STEP, or NEXT_STEP, with which a run cannot be resumed exactly.
     total_steps : int
         Steps of single environments, those that only reset not counted.
     run_dir : path, optional
         Gets ``metrics.jsonl`` (a line per iteration), TensorBoard events (where tensorboard is installed),
-        ``checkpoints/last`` and ``checkpoints/best`` (by the mean return of the last 20 episodes) and, of worlds in
+        ``checkpoints/last`` and ``checkpoints/best`` (by the mean return of the last 20 episodes) and, of environments in
         which programs are written, the best so far as ``best_program.py``.
     seed : int
         Of the environments; the n-th gets ``seed + n``.
@@ -132,7 +132,7 @@ def train(
         raise ValueError("resume=True needs the run_dir to resume from")
     if folder is not None and not resume and (folder / METRICS_FILE).exists():
         raise FileExistsError(f"{folder} holds a run already: resume it, or choose another run_dir")
-    discount = float(world_attribute(envs, "discount"))
+    discount = float(env_attribute(envs, "discount"))
     lines: list[dict[str, Any]] = []
     with ExitStack() as stack:
         if folder is not None:
@@ -183,10 +183,10 @@ def evaluate(
     num_envs: int = 4,
     **make_options: Any,
 ) -> Evaluation:
-    """Play whole episodes of a world, an id or a function that makes one, with an agent that does not learn.
+    """Play whole episodes of an environment, an id or a function that makes one, with an agent that does not learn.
 
     Every environment plays the same number of episodes, so that short ones are not counted more often than long ones;
-    where ``episodes`` does not divide, the surplus is dropped. ``make_options`` go to ``gym.make``; the world
+    where ``episodes`` does not divide, the surplus is dropped. ``make_options`` go to ``gym.make``; the environment
     speaks the agent's tokenizer where it has one. Sampling takes numbers from the agent's random generator.
     """
     if tokenizer := getattr(agent, "tokenizer", None):
@@ -196,7 +196,7 @@ def evaluate(
     played: list[list[Episode]] = [[] for _ in range(num_envs)]
     share = math.ceil(episodes / num_envs)
     with closing(envs):
-        discount = float(world_attribute(envs, "discount"))
+        discount = float(env_attribute(envs, "discount"))
         situation = begin(envs, seed)
         while min(map(len, played)) < share:
             rollout = collect(agent, envs, situation, 1, discount=discount, greedy=greedy)
@@ -304,7 +304,7 @@ def _resume(agent: Agent, envs: Any, folder: Path, seed: int) -> Progress:
         ) from error
 
 
-def _restore(stored: dict[str, Any], envs: Any, fresh: Situation) -> Progress:
+def _restore(stored: dict[str, Any], envs: Any, fresh: CollectorState) -> Progress:
     """Progress from a checkpoint, checked, and the environments where they stood."""
     progress = Progress(fresh)
     for name in _COUNTS:
@@ -334,7 +334,7 @@ def _restore(stored: dict[str, Any], envs: Any, fresh: Situation) -> Progress:
         raise ValueError(f"it holds the states {unknown}")
     for name, values in environments["states"].items():
         envs.set_attr(name, values)
-    progress.situation = Situation(**found)
+    progress.situation = CollectorState(**found)
     return progress
 
 

@@ -11,24 +11,24 @@ import torch
 from torch import nn
 
 from trainers.language_model import LanguageModel
-from trainers.prefix_tree import PackedBatch, Question, Tokens
+from trainers.prefix_tree import PackedBatch, Query, Tokens
 
-BEHAVIOURS = ("trie", "candidates", "free")
+SAMPLING_MODES = ("trie", "candidates", "free")
 NORMALISATIONS = ("token", "word", "none")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How likely a policy makes the candidates of B questions: K of them, of L tokens each, at most.
+    """How likely a policy makes the candidates of B queries: K of them, of L tokens each, at most.
 
     Attributes
     ----------
     token_log_probs : float32 tensor (B, K, L)
         Of each token given what precedes it; 0 where there is none.
     action_log_probs : float32 tensor (B, K)
-        Of each candidate under the behaviour policy; −inf where there is none.
+        Of each candidate under the sampling policy; −inf where there is none.
     action_entropy : float32 tensor (B,)
-        Of the behaviour policy, in nats; of free text only where entropies of nodes are asked for.
+        Of the sampling policy, in nats; of free text only where entropies of nodes are asked for.
     node_entropies : float32 tensor (B, K, L)
         Of the distribution that each token was drawn from.
     """
@@ -40,20 +40,20 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Assessment:
-    """What a rollout keeps of one question: log-probabilities of its candidates, arrays (K, L) and (K,)."""
+class PolicyOutput:
+    """What a rollout keeps of one query: log-probabilities of its candidates, arrays (K, L) and (K,)."""
 
     token_log_probs: np.ndarray
     action_log_probs: np.ndarray
 
 
 class LanguagePolicy:
-    """Scores questions in batches: each distinct one once, in groups that fit into memory.
+    """Scores queries in batches: each distinct one once, in groups that fit into memory.
 
     Parameters
     ----------
     language_model : LanguageModel
-    behaviour : str
+    sampling : str
         ``"trie"``: token by token, restricted to the beginnings of candidates; the policy that samples is the policy
         whose token probabilities are learnt. ``"candidates"``: a softmax over whole candidates (arXiv 2405.15821,
         eq. 6). ``"free"``: token by token without restriction.
@@ -65,38 +65,38 @@ class LanguagePolicy:
     """
 
     def __init__(
-        self, language_model: LanguageModel, *, behaviour: str, normalisation: str, critic_hidden: Sequence[int]
+        self, language_model: LanguageModel, *, sampling: str, normalisation: str, critic_hidden: Sequence[int]
     ) -> None:
         self.language_model = language_model
-        self.behaviour = behaviour
+        self.sampling = sampling
         self.normalisation = normalisation
         self.critic = _critic(language_model.hidden_size, critic_hidden).to(language_model.device)
 
     @torch.no_grad()
-    def assess(self, questions: Sequence[Question]) -> list[Assessment]:
-        """Log-probabilities of distinct questions."""
-        found: dict[int, Assessment] = {}
-        for indices, batch in self.language_model.groups(questions):
+    def assess(self, queries: Sequence[Query]) -> list[PolicyOutput]:
+        """Log-probabilities of distinct queries."""
+        found: dict[int, PolicyOutput] = {}
+        for indices, batch in self.language_model.groups(queries):
             scores = self.score(batch)
             token_log_probs = scores.token_log_probs.double().cpu().numpy()
             action_log_probs = scores.action_log_probs.double().cpu().numpy()
-            for row, (index, (_, tree)) in enumerate(zip(indices, batch.questions, strict=True)):
+            for row, (index, (_, tree)) in enumerate(zip(indices, batch.queries, strict=True)):
                 k, length = tree.mask.shape
-                found[index] = Assessment(token_log_probs[row, :k, :length], action_log_probs[row, :k])
-        return [found[index] for index in range(len(questions))]
+                found[index] = PolicyOutput(token_log_probs[row, :k, :length], action_log_probs[row, :k])
+        return [found[index] for index in range(len(queries))]
 
     @torch.no_grad()
-    def values(self, questions: Sequence[Question]) -> list[np.ndarray]:
-        """What the critic expects at every node of each question: float64 arrays (M,)."""
-        features = self.language_model.features(questions)
+    def values(self, queries: Sequence[Query]) -> list[np.ndarray]:
+        """What the critic expects at every node of each query: float64 arrays (M,)."""
+        features = self.language_model.features(queries)
         return [self.critic(nodes.float())[:, 0].double().cpu().numpy() for nodes in features]
 
     def score(self, batch: PackedBatch, *, with_node_entropies: bool = False) -> Scores:
-        """Log-probabilities of all candidates of one batch of questions, with gradients to the adapter.
+        """Log-probabilities of all candidates of one batch of queries, with gradients to the adapter.
 
         ``node_entropies`` is all zeros unless asked for.
         """
-        among_siblings = self.behaviour == "trie"
+        among_siblings = self.sampling == "trie"
         readings = self.language_model.read(
             batch, vocabulary=not among_siblings, entropy=with_node_entropies and not among_siblings
         )
@@ -118,15 +118,15 @@ class LanguagePolicy:
                 entropies = -torch.zeros_like(total).index_add(0, edge_nodes, surprise)
             node_entropies = torch.where(mask, entropies[edge_nodes[paths]], 0.0)
         # The entropy of free text is the expected sum of its tokens' entropies; the sampled text is one draw of it.
-        action_entropy = node_entropies[:, 0].sum(-1) if self.behaviour == "free" else _entropy(action_log_probs)
+        action_entropy = node_entropies[:, 0].sum(-1) if self.sampling == "free" else _entropy(action_log_probs)
         return Scores(token_log_probs, action_log_probs, action_entropy, node_entropies)
 
     def _action_log_probs(self, token_log_probs: torch.Tensor, mask: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
         likelihood = token_log_probs.sum(-1).masked_fill(~mask.any(-1), -torch.inf)
-        if self.behaviour != "candidates":
+        if self.sampling != "candidates":
             return likelihood
         lengths = np.ones(batch.mask.shape[:2], dtype=np.float32)
-        for row, (_, tree) in enumerate(batch.questions):
+        for row, (_, tree) in enumerate(batch.queries):
             lengths[row, : len(tree.candidates)] = [self._length(candidate) for candidate in tree.candidates]
         return (likelihood / torch.from_numpy(lengths).to(likelihood.device)).log_softmax(-1)
 

@@ -185,19 +185,19 @@ def along(tree: PrefixTree, choices: tuple[int, ...]) -> PrefixTree:
     )
 
 
-Question = tuple[Tokens, PrefixTree]
+Query = tuple[Tokens, PrefixTree]
 """A prompt and the tree of what may be said to it."""
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """B questions as one stream of T tokens: distinct prompts of width P, then parts of trees of width C.
+    """B queries as one stream of T tokens: distinct prompts of width P, then parts of trees of width C.
 
-    T = prompts · P + R · C. Prompts and parts are padded at their right. Equal prompts of several questions are one.
+    T = prompts · P + R · C. Prompts and parts are padded at their right. Equal prompts of several queries are one.
 
     Attributes
     ----------
-    questions : tuple of B questions
+    queries : tuple of B queries
     input_ids, position_ids : int64 array (T,)
     prompts, width : int
         Number of distinct prompts, and P.
@@ -206,18 +206,18 @@ class PackedBatch:
     visible : bool array (R, C, S)
         Which keys a part's token attends to: P of its prompt, C of its part, and keys that nobody sees up to S.
     columns : int64 array (N,)
-        Where in the stream each node is, those of all questions one after the other. A root is the last token of its
+        Where in the stream each node is, those of all queries one after the other. A root is the last token of its
         prompt.
     starts : int64 array (B + 1,)
-        The nodes of question b are ``starts[b]`` to ``starts[b + 1]``.
+        The nodes of query b are ``starts[b]`` to ``starts[b + 1]``.
     edge_nodes, edge_tokens : int64 array (E,)
-        The edges of all questions; their nodes are counted over all N.
+        The edges of all queries; their nodes are counted over all N.
     paths : int64 array (B, K, L)
         The edges of each candidate, counted over all E.
     mask : bool array (B, K, L)
     """
 
-    questions: tuple[Question, ...]
+    queries: tuple[Query, ...]
     input_ids: np.ndarray
     position_ids: np.ndarray
     prompts: int
@@ -232,7 +232,7 @@ class PackedBatch:
     mask: np.ndarray
 
 
-def pack(questions: Sequence[Question], pad_id: int, *, multiple: int = 1) -> PackedBatch:
+def pack(queries: Sequence[Query], pad_id: int, *, multiple: int = 1) -> PackedBatch:
     """Pack prompts and the trees behind them into one batch, with a number of keys S that ``multiple`` divides.
 
     Raises
@@ -240,11 +240,11 @@ def pack(questions: Sequence[Question], pad_id: int, *, multiple: int = 1) -> Pa
     ValueError
         If a prompt is empty: the first token of an action needs one to be read from.
     """
-    if not all(prompt for prompt, _ in questions):
-        raise ValueError("a prompt is empty: give the tokenizer a begin token, or the world a text")
-    rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in questions))}
+    if not all(prompt for prompt, _ in queries):
+        raise ValueError("a prompt is empty: give the tokenizer a begin token, or the environment a text")
+    rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in queries))}
     width = max(map(len, rows))
-    parts = [(question, part) for question in questions for part in question[1].parts]
+    parts = [(query, part) for query in queries for part in query[1].parts]
     depth = max((len(part.nodes) for _, part in parts), default=0)
     behind = len(rows) * width
     prompt_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
@@ -256,14 +256,14 @@ def pack(questions: Sequence[Question], pad_id: int, *, multiple: int = 1) -> Pa
     # Padding attends to itself: a softmax over nothing is not a number.
     visible[:, np.arange(depth), width + np.arange(depth)] = True
 
-    starts = np.concatenate([[0], np.cumsum([len(tree.parents) for _, tree in questions])])
+    starts = np.concatenate([[0], np.cumsum([len(tree.parents) for _, tree in queries])])
     columns = np.zeros(starts[-1], dtype=np.int64)
-    candidates = max(len(tree.candidates) for _, tree in questions)
-    longest = max(tree.mask.shape[1] for _, tree in questions)
-    paths = np.zeros((len(questions), candidates, longest), dtype=np.int64)
+    candidates = max(len(tree.candidates) for _, tree in queries)
+    longest = max(tree.mask.shape[1] for _, tree in queries)
+    paths = np.zeros((len(queries), candidates, longest), dtype=np.int64)
     mask = np.zeros(paths.shape, dtype=bool)
     edges, r = 0, 0
-    for b, (prompt, tree) in enumerate(questions):
+    for b, (prompt, tree) in enumerate(queries):
         columns[starts[b]] = rows[prompt] * width + len(prompt) - 1
         for part in tree.parts:
             size = len(part.nodes)
@@ -278,7 +278,7 @@ def pack(questions: Sequence[Question], pad_id: int, *, multiple: int = 1) -> Pa
         mask[b, :k, :length] = tree.mask
         edges += len(tree.edge_nodes)
     return PackedBatch(
-        tuple(questions),
+        tuple(queries),
         np.concatenate([prompt_ids.ravel(), part_ids.ravel()]),
         np.concatenate([np.tile(np.arange(width), len(rows)), part_positions.ravel()]),
         len(rows),
@@ -287,15 +287,15 @@ def pack(questions: Sequence[Question], pad_id: int, *, multiple: int = 1) -> Pa
         visible,
         columns,
         starts,
-        np.concatenate([start + tree.edge_nodes for start, (_, tree) in zip(starts, questions, strict=False)]),
-        np.concatenate([tree.edge_tokens for _, tree in questions]),
+        np.concatenate([start + tree.edge_nodes for start, (_, tree) in zip(starts, queries, strict=False)]),
+        np.concatenate([tree.edge_tokens for _, tree in queries]),
         paths,
         mask,
     )
 
 
-def split(questions: Sequence[Question], tokens: int, *, packed: bool = True) -> list[list[int]]:
-    """Indices of questions in groups that cost at most ``tokens``, at least one question each.
+def split(queries: Sequence[Query], tokens: int, *, packed: bool = True) -> list[list[int]]:
+    """Indices of queries in groups that cost at most ``tokens``, at least one query each.
 
     The cost of a group is its number of tokens with padding: packed (distinct prompts and parts of trees), or unpacked
     (a row of prompt + candidate for every candidate).
@@ -303,8 +303,8 @@ def split(questions: Sequence[Question], tokens: int, *, packed: bool = True) ->
     groups: list[list[int]] = []
     prompts: set[Tokens] = set()
     rows = width = depth = 0
-    for index in sorted(range(len(questions)), key=lambda i: (len(questions[i][0]), questions[i][0])):
-        prompt, tree = questions[index]
+    for index in sorted(range(len(queries)), key=lambda i: (len(queries[i][0]), queries[i][0])):
+        prompt, tree = queries[index]
         if packed:
             own_rows, own_depth = len(tree.parts), max((len(part.nodes) for part in tree.parts), default=0)
         else:

@@ -10,11 +10,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from lang_envs import TokenSequence
-from trainers.agent import Decision, Episode, Player, Rollout
+from trainers.agent import Action, Episode, Player, Rollout
 
 
 @dataclass
-class Situation:
+class CollectorState:
     """Where N environments stand between two rollouts; all of it goes into a checkpoint.
 
     ``ended`` marks those whose next step only resets them (NEXT_STEP mode). The other arrays, of shape (N,), add up
@@ -30,11 +30,11 @@ class Situation:
     elapsed: np.ndarray
 
 
-def begin(envs: gym.vector.VectorEnv, seed: int | None = None) -> Situation:
+def begin(envs: gym.vector.VectorEnv, seed: int | None = None) -> CollectorState:
     """Reset all environments, the n-th with ``seed + n``."""
     observations, infos = envs.reset(seed=seed)
     n = envs.num_envs
-    return Situation(
+    return CollectorState(
         observations,
         unbatch_infos(infos, n),
         ended=np.zeros(n, dtype=bool),
@@ -48,7 +48,7 @@ def begin(envs: gym.vector.VectorEnv, seed: int | None = None) -> Situation:
 def collect(
     agent: Player,
     envs: gym.vector.VectorEnv,
-    situation: Situation,
+    situation: CollectorState,
     steps: int,
     *,
     discount: float,
@@ -57,7 +57,7 @@ def collect(
     """Let an agent play ``steps`` steps in every environment, going on from ``situation``, which is brought up to date.
 
     Autoreset modes SAME_STEP and NEXT_STEP give the same rollouts, but that NEXT_STEP spends a step on each reset,
-    which is marked as not valid. ``discount`` counts the episodes' discounted returns, in the world's units of time.
+    which is marked as not valid. ``discount`` counts the episodes' discounted returns, in the environment's units of time.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def collect(
     """
     mode = autoreset_mode(envs)
     space = token_space(envs.single_action_space)
-    decisions: list[list[Decision]] = []
+    taken: list[list[Action]] = []
     infos: list[list[dict[str, Any]]] = []
     outcomes: list[list[dict[str, Any]]] = []
     columns: dict[str, list[np.ndarray]] = {
@@ -80,7 +80,9 @@ def collect(
         actions = np.stack([space.pad(d.token_ids) if d.token_ids else space.encode(d.text) for d in row])
         observations, rewards, terminated, truncated, batched = envs.step(actions)
         if not np.isfinite(rewards).all():
-            raise ValueError(f"a world gave the reward {rewards[~np.isfinite(rewards)][0]}, which is no finite number")
+            raise ValueError(
+                f"an environment gave the reward {rewards[~np.isfinite(rewards)][0]}, which is no finite number"
+            )
         truncated = truncated & ~terminated
         ended = terminated | truncated
         next_infos = unbatch_infos(batched, envs.num_envs)
@@ -96,7 +98,7 @@ def collect(
             ("valid", valid),
         ):
             columns[name].append(np.array(value))
-        decisions.append(row)
+        taken.append(row)
         infos.append(situation.infos)
         outcomes.append(outcome_infos)
         for n in np.flatnonzero(truncated):
@@ -110,7 +112,7 @@ def collect(
     return Rollout(
         **{name: np.stack(rows) for name, rows in columns.items()},
         infos=infos,
-        decisions=decisions,
+        actions=taken,
         last_observations=situation.observations,
         last_infos=situation.infos,
         final=final,
@@ -120,7 +122,7 @@ def collect(
 
 
 def _count(
-    situation: Situation, rewards: np.ndarray, durations: np.ndarray, valid: np.ndarray, discount: float
+    situation: CollectorState, rewards: np.ndarray, durations: np.ndarray, valid: np.ndarray, discount: float
 ) -> None:
     situation.discounted_returns += np.where(valid, discount**situation.elapsed * rewards, 0.0)
     situation.total_rewards += np.where(valid, rewards, 0.0)
@@ -128,7 +130,7 @@ def _count(
     situation.elapsed += np.where(valid, durations, 0.0)
 
 
-def _close(situation: Situation, n: int, info: dict[str, Any]) -> Episode:
+def _close(situation: CollectorState, n: int, info: dict[str, Any]) -> Episode:
     episode = Episode(
         discounted_return=float(situation.discounted_returns[n]),
         total_reward=float(situation.total_rewards[n]),

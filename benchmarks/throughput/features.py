@@ -36,12 +36,12 @@ def train(env: str, steps: int, kept: int) -> Cost:
     forwards = tokens = 0
     features = model.features
 
-    def counted(questions: Any) -> Any:
+    def counted(queries: Any) -> Any:
         nonlocal forwards, tokens
-        batches = [batch for _, batch in model.groups(questions)]
+        batches = [batch for _, batch in model.groups(queries)]
         forwards += len(batches)
         tokens += sum(len(batch.input_ids) for batch in batches)
-        return features(questions)
+        return features(queries)
 
     model.features = counted
     started = time.process_time()

@@ -31,7 +31,7 @@ from benchmarks.throughput.scoring import naive_log_probs
 from lang_envs import load_tokenizer
 from trainers.language_model import LanguageModel, load_language_model
 from trainers.policy import LanguagePolicy
-from trainers.prefix_tree import Question, build_tree
+from trainers.prefix_tree import Query, build_tree
 
 SWEEPS: dict[str, tuple[float, ...]] = {
     "candidates": (8, 32, 128, 512, 2048, 4096),
@@ -106,7 +106,7 @@ def load(name: str, device: str) -> LanguageModel:
     return load_language_model(AutoModelForCausalLM.from_config(config), tokenizer=tokenizer, device=device)
 
 
-def queries(values: dict[str, float], vocabulary: int) -> list[Question]:
+def queries(values: dict[str, float], vocabulary: int) -> list[Query]:
     """One query for each environment: random tokens, candidates that share their first tokens as phrases do."""
     rng = np.random.default_rng(0)
     environments = int(values["environments"])
@@ -122,7 +122,7 @@ def queries(values: dict[str, float], vocabulary: int) -> list[Question]:
     return [asked[i % distinct] for i in range(environments)]
 
 
-def operations(model: LanguageModel, asked: list[Question]) -> tuple[float, float]:
+def operations(model: LanguageModel, asked: list[Query]) -> tuple[float, float]:
     """Floating-point operations that distinct tokens need: of scoring, and of an update.
 
     Scoring multiplies by the layers' weights and by the adapters', by the keys and values that a token sees, and makes
@@ -177,7 +177,7 @@ def best_of(model: LanguageModel, repeats: int) -> Callable[[Callable[[], Any]],
 
 
 def measure(model: LanguageModel, quantity: str, value: float, speed: float, repeats: int) -> Point:
-    policy = LanguagePolicy(model, behaviour="trie", normalisation="token", critic_hidden=(16,))
+    policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
     asked = queries(USUAL | ALONE.get(quantity, {}) | {quantity: value}, model.tokenizer.vocab_size)
     distinct = list(dict.fromkeys(asked))  # an agent asks each once
     seconds = best_of(model, repeats)
@@ -216,7 +216,7 @@ def measure(model: LanguageModel, quantity: str, value: float, speed: float, rep
 def causal_ratio(model: LanguageModel, tokens: int, repeats: int) -> float:
     """Packed scoring of one long prompt, over a plain causal forward of the same prompt through the decoder."""
     (query,) = queries(USUAL | {"environments": 1, "prompt tokens": tokens}, model.tokenizer.vocab_size)
-    policy = LanguagePolicy(model, behaviour="trie", normalisation="token", critic_hidden=(16,))
+    policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
     seconds = best_of(model, repeats)
     decoder = model.model.get_base_model().get_decoder()
     ids = torch.tensor([query[0]], device=model.device)
@@ -227,7 +227,7 @@ def causal_ratio(model: LanguageModel, tokens: int, repeats: int) -> float:
 
 def shares(model: LanguageModel) -> str:
     """What the time of an update of 64 environments is spent on: percentages by kind of operation."""
-    policy = LanguagePolicy(model, behaviour="trie", normalisation="token", critic_hidden=(16,))
+    policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
     asked = queries(USUAL | {"environments": 64}, model.tokenizer.vocab_size)
     for _ in range(2):
         with profile(activities=[ProfilerActivity.CPU]) as profiled:

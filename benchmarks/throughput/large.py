@@ -1,7 +1,7 @@
 """A Llama of the paper's size, or a small one, in a few iterations: ``python -m benchmarks.throughput.large``.
 
 The weights are random, for speed and memory do not depend on them. POAD with the paper's settings is trained through
-the real loop, in a world of phrases and in one of programs, and beside it the same agent done naively: every candidate
+the real loop, in an environment of phrases and in one of programs, and beside it the same agent done naively: every candidate
 a row of its own with the whole prompt, logits everywhere, the critic's forward repeated in every epoch, equal
 observations computed again. Every way has a process of its own, so that its peak memory is its own.
 """
@@ -25,14 +25,14 @@ import lang_envs
 import trainers
 from benchmarks.presets import preset_settings
 from benchmarks.throughput.scoring import naive_epoch, naive_features, naive_log_probs
-from trainers import Decision, Rollout
-from trainers.agents.common import Memory
+from trainers import Action, Rollout
+from trainers.agents.common import ActionRecord
 from trainers.agents.poad import POAD
 from trainers.language_model import EMBEDDED_FOLDER
-from trainers.policy import Assessment
-from trainers.prefix_tree import Question
+from trainers.policy import PolicyOutput
+from trainers.prefix_tree import Query
 
-WORLDS = ("Overcooked-tomato-lettuce-salad-v0", "DataSciCoding-balance-scale-v0")
+ENVIRONMENTS = ("Overcooked-tomato-lettuce-salad-v0", "DataSciCoding-balance-scale-v0")
 SHAPES = {
     "7b": LlamaConfig(),  # Llama 2's
     "small": LlamaConfig(hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4),
@@ -44,9 +44,9 @@ PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
 class Task(NamedTuple):
-    """One way to train in one world."""
+    """One way to train in one environment."""
 
-    world: str
+    environment: str
     naive: bool
     quantize: str | None
     model: Path
@@ -71,27 +71,27 @@ class NaivePOAD(POAD):
     """The same decisions, as they are made without any of what makes them fast; of the update the forward and backward
     passes alone."""
 
-    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
-        questions = self._questions(observations, infos, greedy)
-        found = self._likelihoods(questions)
-        choices = [self._choose(assessment.action_log_probs, greedy) for assessment in found]
-        taken = [(prompt, tree.candidates[choice]) for (prompt, tree), choice in zip(questions, choices, strict=True)]
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
+        queries = self._queries(observations, infos, greedy)
+        found = self._likelihoods(queries)
+        choices = [self._choose(output.action_log_probs, greedy) for output in found]
+        taken = [(prompt, tree.candidates[choice]) for (prompt, tree), choice in zip(queries, choices, strict=True)]
         self.policy.critic(naive_features(self.language_model, taken))  # the values of this step
         return [
-            Decision("", action, Memory(question, choice, assessment))
-            for question, (_, action), choice, assessment in zip(questions, taken, choices, found, strict=True)
+            Action("", action, ActionRecord(query, choice, output))
+            for query, (_, action), choice, output in zip(queries, taken, choices, found, strict=True)
         ]
 
     @torch.no_grad()
-    def _likelihoods(self, questions: Sequence[Question]) -> list[Assessment]:
-        rows = [(prompt, candidate) for prompt, tree in questions for candidate in tree.candidates]
+    def _likelihoods(self, queries: Sequence[Query]) -> list[PolicyOutput]:
+        rows = [(prompt, candidate) for prompt, tree in queries for candidate in tree.candidates]
         log_probs = naive_log_probs(self.language_model, rows).double().cpu().numpy()
         found, start = [], 0
-        for _, tree in questions:
+        for _, tree in queries:
             count, width = tree.mask.shape
             own = log_probs[start : start + count, :width] * tree.mask
             scores = own.sum(-1) / tree.mask.sum(-1)
-            found.append(Assessment(own, scores - np.logaddexp.reduce(scores)))
+            found.append(PolicyOutput(own, scores - np.logaddexp.reduce(scores)))
             start += count
         return found
 
@@ -124,8 +124,8 @@ def measure(task: Task) -> Speed:
     """Train for some iterations, in a process that does nothing else."""
     torch.set_num_threads(1)
     disable_progress_bar()
-    settings = preset_settings("paper", task.world, "poad")
-    envs = lang_envs.make_vec(task.world, NUM_ENVS, tokenizer=str(task.model))
+    settings = preset_settings("paper", task.environment, "poad")
+    envs = lang_envs.make_vec(task.environment, NUM_ENVS, tokenizer=str(task.model))
     agent = (NaivePOAD if task.naive else POAD)(
         envs,
         model=str(task.model),
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--rollout-steps", type=int, default=8, help=f"in each of {NUM_ENVS} environments")
     parser.add_argument("--max-action-tokens", type=int, default=64, help="of a program")
     parser.add_argument("--quantize", nargs="*", default=["none", "4bit"], choices=["none", "4bit", "8bit"])
-    parser.add_argument("--worlds", nargs="*", default=WORLDS)
+    parser.add_argument("--environments", nargs="*", default=ENVIRONMENTS)
     options = parser.parse_args()
     disable_progress_bar()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "one CPU core"
@@ -188,19 +188,19 @@ def main() -> None:
         f"{options.iterations} iterations of {NUM_ENVS * options.rollout_steps} decisions"
     )
     print(
-        f"{'world':35} {'base':5} {'way':7} {'decisions/s':>11} {'rollout s':>9} {'update s':>9} {'tokens/s':>9}",
+        f"{'environment':35} {'base':5} {'way':7} {'decisions/s':>11} {'rollout s':>9} {'update s':>9} {'tokens/s':>9}",
         end="",
     )
     print(f" {'MFU':>6} {'GiB':>6} {'':>7}")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         _in_own_process(make_model, options.shape, model)
-        for world in options.worlds:
+        for environment in options.environments:
             for quantize in options.quantize:
                 speeds = []
                 for naive in (True, False):
                     task = Task(
-                        world,
+                        environment,
                         naive,
                         None if quantize == "none" else quantize,
                         model,
@@ -224,7 +224,7 @@ def _show(task: Task, speeds: Sequence[Speed], peak: float | None) -> None:
     ratio = "" if task.naive else f"{(speeds[0].rollout + speeds[0].update) / seconds:6.1f}x"
     utilisation = "" if peak is None else f"{now.flops / seconds / peak:.1%}"
     print(
-        f"{task.world:35} {base:5} "
+        f"{task.environment:35} {base:5} "
         f"{'naive' if task.naive else 'packed':7} {now.decisions / seconds:11.2f} {now.rollout:9.2f} {now.update:9.2f} "
         f"{now.tokens / seconds:9,.0f} {utilisation:>6} {now.memory:6.2f} {ratio:>7}",
         flush=True,

@@ -41,7 +41,7 @@ import numpy, sys
 with numpy.load(sys.argv[1]) as file:
     inputs = dict(file)
 """
-WORLD = "DataSciCoding-balance-scale-v0"
+ENVIRONMENT = "DataSciCoding-balance-scale-v0"
 ENVS = 8
 BATCH = 250
 LIMIT_MS = 15.0
@@ -121,7 +121,7 @@ def step_all(envs: Any, actions: Iterable[np.ndarray], seen: Counter[str]) -> No
 
 
 def statuses(infos: dict[str, Any], key: str = "status") -> list[Any]:
-    """What each world said of its program, also where an episode ended with it."""
+    """What each environment said of its program, also where an episode ended with it."""
     found = list(infos.get(key, [None] * ENVS))
     final = infos.get("final_info")
     if final is not None:
@@ -133,13 +133,13 @@ def statuses(infos: dict[str, Any], key: str = "status") -> list[Any]:
 def throughput(evaluations: int, repeats: int) -> None:
     """Programs scored a second, each on five splits; a second pass over the same programs is answered from memory."""
     print(
-        f"{WORLD}: {ENVS} worlds, {evaluations} programs of the grammar, five splits each; median (p10) of {repeats}\n"
+        f"{ENVIRONMENT}: {ENVS} environments, {evaluations} programs of the grammar, five splits each; median (p10) of {repeats}\n"
     )
     print(f"{'workers':10}{'new programs/s':>22}{'the same again/s':>22}{'programs that work':>22}")
     for workers in (1, 2):
         rates: dict[str, list[float]] = {"new": [], "again": []}
         seen: Counter[str] = Counter()
-        envs = lang_envs.make_vec(WORLD, ENVS, max_workers=workers)
+        envs = lang_envs.make_vec(ENVIRONMENT, ENVS, max_workers=workers)
         step_all(envs, random_actions(envs, ENVS * workers, 10_000), Counter())  # starts the workers
         for repeat in range(repeats):
             actions = random_actions(envs, evaluations // ENVS * ENVS, repeat)  # the same for one worker and for two
@@ -163,10 +163,10 @@ def with_noise(text: str, rng: np.random.Generator) -> str:
 
 def endurance(programs: int) -> bool:
     """Many programs, half of them noise: whether nothing is left, nothing grows, and every failure says what it is."""
-    print(f"{programs:,} programs, half of them with noise in their bytes, through {ENVS} worlds on one worker\n")
+    print(f"{programs:,} programs, half of them with noise in their bytes, through {ENVS} environments on one worker\n")
     rng = np.random.default_rng(1)
     before = descendants()
-    envs = lang_envs.make_vec(WORLD, ENVS)
+    envs = lang_envs.make_vec(ENVIRONMENT, ENVS)
     seen: Counter[str] = Counter()
     silent = machinery = restarts = 0
     sizes: list[tuple[int, int]] = []
@@ -239,7 +239,7 @@ def descendants() -> set[int]:
 
 
 def resident(pid: int | None = None) -> int:
-    """Memory of a process in KiB; 0 if it has ended."""
+    """ActionRecord of a process in KiB; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid or 'self'}/status").read_text().split("\n")
     except (FileNotFoundError, ProcessLookupError):

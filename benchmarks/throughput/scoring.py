@@ -22,24 +22,22 @@ import torch
 from peft.tuners import lora
 
 import trainers
-from trainers import Decision, Rollout, ppo
+from trainers import Action, Rollout, ppo
 from trainers.adapters import AdaptedLinear
-from trainers.agents.common import Batch, Memory, Metrics, PPOAgent
+from trainers.agents.common import ActionRecord, Batch, Metrics, PPOAgent
 from trainers.language_model import LanguageModel
-from trainers.prefix_tree import Question, Tokens
+from trainers.prefix_tree import Query, Tokens
 from trainers.rollout import begin, collect
 
-WORLD = "Overcooked-tomato-lettuce-salad-v0"
+ENVIRONMENT = "Overcooked-tomato-lettuce-salad-v0"
 
 
-def questions_of_random_play(
-    agent: PPOAgent, envs: Any, steps: int, prompt: int, distinct: bool
-) -> list[list[Question]]:
-    """T rows of N questions as a random policy meets them, prompts brought to one length; or all of them different."""
+def queries_of_random_play(agent: PPOAgent, envs: Any, steps: int, prompt: int, distinct: bool) -> list[list[Query]]:
+    """T rows of N queries as a random policy meets them, prompts brought to one length; or all of them different."""
     rollout = collect(trainers.make("random", envs), envs, begin(envs, seed=0), steps, discount=1.0)
     rows = []
     for t, infos in enumerate(rollout.infos):
-        asked = agent._questions(rollout.observations[t], infos, greedy=False)
+        asked = agent._queries(rollout.observations[t], infos, greedy=False)
         rows.append([((ids * prompt)[-prompt:], tree) for ids, tree in asked])
     if distinct:
         rng = np.random.default_rng(0)
@@ -81,7 +79,7 @@ def _pad(device: torch.device, rows: Sequence[Row]) -> tuple[Any, Any, Any]:
     return ids, mask, (columns, tokens, real)
 
 
-def naive_rollout(agent: PPOAgent, asked: list[list[Question]]) -> list[torch.Tensor]:
+def naive_rollout(agent: PPOAgent, asked: list[list[Query]]) -> list[torch.Tensor]:
     found = []
     with torch.no_grad():
         for row in asked:
@@ -92,8 +90,8 @@ def naive_rollout(agent: PPOAgent, asked: list[list[Question]]) -> list[torch.Te
     return found
 
 
-def packed_rollout(agent: PPOAgent, asked: list[list[Question]]) -> list[Any]:
-    agent._assessments.clear()
+def packed_rollout(agent: PPOAgent, asked: list[list[Query]]) -> list[Any]:
+    agent._outputs.clear()
     return [agent._assess(row) for row in asked]
 
 
@@ -103,9 +101,9 @@ def naive_epoch(agent: PPOAgent, batch: Batch) -> torch.Tensor:
     whole_actions = isinstance(agent, trainers.agents.agent_class("twosome"))
     for rows in np.array_split(np.arange(len(batch.decisions)), settings.minibatches):
         memories = [batch.decisions[row] for row in rows]
-        taken = [(memory.question[0], memory.question[1].candidates[memory.choice]) for memory in memories]
+        taken = [(memory.query[0], memory.query[1].candidates[memory.choice]) for memory in memories]
         if whole_actions:
-            every = [(memory.question[0], c) for memory in memories for c in memory.question[1].candidates]
+            every = [(memory.query[0], c) for memory in memories for c in memory.query[1].candidates]
             lengths = torch.tensor([float(len(c) - 1) for _, c in every], device=agent.language_model.device)
             scores = (
                 (naive_log_probs(agent.language_model, every).sum(-1) / lengths).view(len(rows), -1).log_softmax(-1)
@@ -144,12 +142,12 @@ def epoch_with_pefts_layers(agent: PPOAgent, batch: Batch) -> float:
         return packed_epoch(agent, batch)
 
 
-def batch_of(agent: PPOAgent, asked: list[list[Question]]) -> Batch:
+def batch_of(agent: PPOAgent, asked: list[list[Query]]) -> Batch:
     """A batch of decisions with random choices, rewards and no ends."""
     rng = np.random.default_rng(1)
     decisions = [
         [
-            Decision("", (), Memory(q, int(rng.integers(len(q[1].candidates))), a))
+            Action("", (), ActionRecord(q, int(rng.integers(len(q[1].candidates))), a))
             for q, a in zip(row, seen, strict=True)
         ]
         for row, seen in zip(asked, packed_rollout(agent, asked), strict=True)
@@ -190,7 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = {} if options.model == "embedded" else {"tokenizer": options.model}
-    envs = gym.make_vec(WORLD, num_envs=4, vectorization_mode="sync", **tokenizer)
+    envs = gym.make_vec(ENVIRONMENT, num_envs=4, vectorization_mode="sync", **tokenizer)
     print(f"{options.model}, {options.steps} steps in 4 environments, 8 candidates, prompts of {options.prompt} tokens")
     print(f"{'agent':8} {'observations':22} {'what':8} {'naive s':>9} {'packed s':>9} {'ratio':>7}")
     for name in ("poad", "twosome"):
@@ -199,7 +197,7 @@ def main() -> None:
             name,
             envs,
             model=options.model,
-            behaviour="candidates",
+            sampling="candidates",
             actor_lr=1e-12,
             entropy_coefficient=0.0,
             entropy_level="token",
@@ -208,9 +206,9 @@ def main() -> None:
             minibatches=options.minibatches,
         )
         for distinct in (False, True):
-            asked = questions_of_random_play(agent, envs, options.steps, options.prompt, distinct)
+            asked = queries_of_random_play(agent, envs, options.steps, options.prompt, distinct)
             batch = batch_of(agent, asked)
-            different = len({question for row in asked for question in row})
+            different = len({query for row in asked for query in row})
             _compare_numbers(agent, asked)
             label = f"{different} of {options.steps * 4} distinct"
             for what, naive, packed in (
@@ -222,11 +220,11 @@ def main() -> None:
                 print(f"{name:8} {label:22} {what:8} {slow:9.3f} {fast:9.3f} {slow / fast:6.1f}x")
 
 
-def _compare_numbers(agent: PPOAgent, asked: list[list[Question]]) -> None:
+def _compare_numbers(agent: PPOAgent, asked: list[list[Query]]) -> None:
     """Both ways must find the same likelihoods before their speed means anything."""
     tolerance = 1e-4 if agent.language_model.model.dtype == torch.float32 else 0.2
     for naive, packed in zip(naive_rollout(agent, asked[:2]), packed_rollout(agent, asked[:2]), strict=True):
-        ours = np.concatenate([assessment.token_log_probs for assessment in packed])
+        ours = np.concatenate([output.token_log_probs for output in packed])
         gap = np.abs(naive.double().cpu().numpy() - ours).max()
         if not gap < tolerance:
             raise AssertionError(f"packed and naive log-probabilities differ by {gap}")

@@ -1,4 +1,4 @@
-"""Train the embedded tokenizer on text that the worlds produce: ``python -m lang_envs.assets.train_tokenizer``."""
+"""Train the embedded tokenizer on text that the environments produce: ``python -m lang_envs.assets.train_tokenizer``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lang_envs import WORLDS, LanguageEnv
+from lang_envs import ENVIRONMENTS, LanguageEnv
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import prompt
@@ -22,27 +22,27 @@ SPECIAL_TOKENS = ["<|pad|>", "<|begin|>", "<|end|>", "<|prefix|>", "<|suffix|>",
 
 
 WEIGHT = 10
-"""How often a world's text counts: programs are many, and none of the worlds' phrases should fall apart for them."""
+"""How often an environment's text counts: programs are many, and none of the environments' phrases should fall apart for them."""
 
 
-def world_text() -> Iterator[str]:
-    """Every sentence, every phrase and the manual of every world of phrases; prompts and random programs."""
+def env_text() -> Iterator[str]:
+    """Every sentence, every phrase and the manual of every environment of phrases; prompts and random programs."""
     rng = np.random.default_rng(0)
     for _ in range(300):
         yield " " + random_program(rng)
     for entry in DATASETS.values():
         yield prompt("completion", entry.title, (1000, 10), 2, None)
-    for name, row in WORLDS.items():
+    for name, row in ENVIRONMENTS.items():
         if not row.finite:
             continue
-        world = gym.make(name, interface="text").unwrapped
-        assert isinstance(world, LanguageEnv)
+        environment = gym.make(name, interface="text").unwrapped
+        assert isinstance(environment, LanguageEnv)
         for _ in range(WEIGHT):
-            for part in world.text_parts or ():
+            for part in environment.text_parts or ():
                 yield from part
-            for phrase in world.action_names:
+            for phrase in environment.action_names:
                 yield " " + phrase
-            yield inspect.getdoc(type(world)) or ""
+            yield inspect.getdoc(type(environment)) or ""
 
 
 def train(vocabulary_size: int) -> tokenizers.Tokenizer:
@@ -57,7 +57,7 @@ def train(vocabulary_size: int) -> tokenizers.Tokenizer:
         min_frequency=1,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(world_text(), trainer)
+    tokenizer.train_from_iterator(env_text(), trainer)
     return tokenizer
 
 

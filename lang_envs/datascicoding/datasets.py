@@ -108,7 +108,7 @@ def load_dataset(name: str) -> Dataset:
 
 @functools.lru_cache(maxsize=16)
 def _load(entry: Entry, place: str, path: Path | None, version: tuple[int, ...]) -> Dataset:
-    """Worlds side by side share one set; a file that has changed since is read again."""
+    """Environments side by side share one set; a file that has changed since is read again."""
     if path is not None:
         table = read_table(path)
     else:

@@ -78,14 +78,14 @@ class DataSciCodingEnv(LanguageEnv):
     seconds : float
         Time on the clock for all five repetitions together; they have one thread.
     memory_mb : int
-        Memory over that of the idle process, in MiB.
+        ActionRecord over that of the idle process, in MiB.
     prompt_style : str, optional
         ``"completion"``, ``"infill"`` or ``"chat"``; by default what suits the tokenizer, completion where there is
         none.
     sandbox : str
         ``"auto"`` isolates programs or refuses to start; ``"process"`` only gives each a process and limits.
     max_workers : int
-        Programs that run at once, in all worlds of this process that say the same number.
+        Programs that run at once, in all environments of this process that say the same number.
     cache_dir : str, optional
         A folder in which scores are kept from one process to the next.
 
@@ -109,7 +109,7 @@ class DataSciCodingEnv(LanguageEnv):
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 — as Gymnasium declares it
     symbolic_fields = ("programs_written", "training_rows", "features", "classes")
     discount = 0.95
-    _state_fields: ClassVar[tuple[str, ...]] = ("_written", "_last", "_last_score")
+    state_fields: ClassVar[tuple[str, ...]] = ("_written", "_last", "_last_score")
 
     def __init__(
         self,
@@ -146,9 +146,9 @@ class DataSciCodingEnv(LanguageEnv):
         self._scoring = (self.dataset, limits, sandbox, max_workers, cache_dir)
         self._scorer: Scorer | None = shared_scorer(*self._scoring)
         self._begun: dict[str, Future[Score]] = {}
-        self._start({})
+        self.start({})
 
-    def suit(self, tokenizer: Tokenizer) -> None:
+    def configure_tokenizer(self, tokenizer: Tokenizer) -> None:
         if not self._style_is_chosen:
             self.prompt_style = style_for(tokenizer)
         elif self.prompt_style == "infill" and not tokenizer.infill:
@@ -158,13 +158,13 @@ class DataSciCodingEnv(LanguageEnv):
         """A program of :mod:`lang_envs.datascicoding.programs`."""
         return random_program(rng)
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         self._written = 0
         self._last: Attempt | None = None
         self._last_score: Score | None = None
         self._begun.clear()
 
-    def anticipate(self, action: str) -> None:
+    def prefetch(self, action: str) -> None:
         """Begin to score a program in the background; the step that says it waits for the score."""
         function = function_of(action)
         future = self.scorer.submit(function)
@@ -172,13 +172,13 @@ class DataSciCodingEnv(LanguageEnv):
 
     @property
     def scorer(self) -> Scorer:
-        """What runs the programs; a copy of this world in another process has its own."""
+        """What runs the programs; a copy of this environment in another process has its own."""
         if self._scorer is None or self._scorer.owner != os.getpid():
             self._begun.clear()
             self._scorer = shared_scorer(*self._scoring)
         return self._scorer
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         assert isinstance(action, str)
         function = function_of(action)
         scorer = self.scorer
@@ -202,7 +202,7 @@ class DataSciCodingEnv(LanguageEnv):
             return Transition(score.mean, terminated=True, truncated=False, info=info)
         return Transition(-1.0, terminated=False, truncated=over, info=info)
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return prompt(self.prompt_style, self.dataset.title, self._shape, self._classes, self._last)
 
     def symbolic_observation(self) -> np.ndarray:
@@ -221,7 +221,7 @@ class DataSciCodingEnv(LanguageEnv):
         return "".join(c if c.isprintable() or c == "\n" else "?" for c in "\n".join(lines))
 
     def close(self) -> None:
-        """Let go of the sandbox, which ends with the last world that uses it."""
+        """Let go of the sandbox, which ends with the last environment that uses it."""
         self._scorer = None
         self._begun.clear()
 

@@ -22,7 +22,7 @@ def prune(table: Table, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
     """Drop columns and rows that lack a value, shuffle, keep what ``entry`` keeps, and make numbers of it.
 
     Categories become their place among the declared ones or, where none are declared, among those of the rows kept.
-    The rows that stay depend on the file alone. Memory is needed for the rows kept, not for the file.
+    The rows that stay depend on the file alone. ActionRecord is needed for the rows kept, not for the file.
 
     Returns
     -------

@@ -314,7 +314,7 @@ class _Crew:
 def shared_scorer(
     dataset: Dataset, limits: Limits, sandbox: str, max_workers: int, cache_dir: str | None = None
 ) -> Scorer:
-    """The scorer that all worlds of this process share who ask for the same; it ends with the last of them."""
+    """The scorer that all environments of this process share who ask for the same; it ends with the last of them."""
     key = (dataset.fingerprint, limits, sandbox, max_workers, cache_dir)
     with _sharing:
         found = _shared.get(key)
@@ -323,7 +323,7 @@ def shared_scorer(
         return found
 
 
-_SCRIPT = '''"""ROC AUC {mean:.4f} ± {std:.4f} on {title}: a program written by an agent in the world DataSciCoding."""
+_SCRIPT = '''"""ROC AUC {mean:.4f} ± {std:.4f} on {title}: a program written by an agent in the environment DataSciCoding."""
 
 {function}
 
@@ -369,7 +369,7 @@ _sharing = threading.Lock()
 
 
 def _forget_after_fork() -> None:
-    """Threads and locks do not come along into a forked process: its worlds make scorers of their own."""
+    """Threads and locks do not come along into a forked process: its environments make scorers of their own."""
     global _sharing
     _sharing = threading.Lock()
     _shared.clear()

@@ -1,4 +1,4 @@
-"""Overcooked as a text world."""
+"""Overcooked as a text environment."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class OvercookedEnv(LanguageEnv):
     """
 
     discount = DISCOUNT
-    _state_fields: ClassVar[tuple[str, ...]] = ("_kitchen_state", "_primitive_steps", "_delivered")
-    _clock_fields: ClassVar[tuple[str, ...]] = ("_primitive_steps",)
+    state_fields: ClassVar[tuple[str, ...]] = ("_kitchen_state", "_primitive_steps", "_delivered")
+    clock_fields: ClassVar[tuple[str, ...]] = ("_primitive_steps",)
 
     def __init__(self, dish: str | Sequence[str] = ("tomato",), render_mode: str | None = None) -> None:
         ingredients = tuple(dish.split("-") if isinstance(dish, str) else dish)
@@ -103,12 +103,12 @@ class OvercookedEnv(LanguageEnv):
         self._delivered = False
         super().__init__(max_text_length=sum(max(map(len, part)) for part in self.text_parts), render_mode=render_mode)
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         self._kitchen_state = self.kitchen.initial_state()
         self._primitive_steps = 0
         self._delivered = False
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         if isinstance(action, int):
             outcome = self._cook.perform(self._kitchen_state, self._macros[action])
             self._kitchen_state, reward, self._delivered, steps = outcome
@@ -121,7 +121,7 @@ class OvercookedEnv(LanguageEnv):
     def _info(self, text: str) -> dict[str, Any]:
         return super()._info(text) | {"success": self._delivered}
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return narrate(self.kitchen, self._cook.observe(self._kitchen_state))
 
     def symbolic_observation(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A household task as a text world."""
+"""A household task as a text environment."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def course_of(task: Task) -> Course:
 
 @lru_cache(_TASKS_KEPT)
 def _optimal_return(task: Task) -> float | None:
-    world = VirtualHomeEnv(task)
+    environment = VirtualHomeEnv(task)
     try:
-        return solve(world, max_states=_OUTCOMES_SEARCHED // len(world.action_names)).optimal_return
+        return solve(environment, max_states=_OUTCOMES_SEARCHED // len(environment.action_names)).optimal_return
     except ValueError:  # too many situations, or one in which the menu offers nothing
         return None
 
@@ -138,8 +138,8 @@ class VirtualHomeEnv(LanguageEnv):
     """
 
     discount = DISCOUNT
-    _state_fields: ClassVar[tuple[str, ...]] = ("_household_state", "_steps", "_done")
-    _clock_fields: ClassVar[tuple[str, ...]] = ("_steps",)
+    state_fields: ClassVar[tuple[str, ...]] = ("_household_state", "_steps", "_done")
+    clock_fields: ClassVar[tuple[str, ...]] = ("_steps",)
 
     def __init__(
         self,
@@ -171,12 +171,12 @@ class VirtualHomeEnv(LanguageEnv):
         """By breadth-first search, when it is asked for; None where there are too many situations to search."""
         return _optimal_return(self.task)
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         self._household_state = self.task.household.initial_state()
         self._steps = 0
         self._done = False
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         if isinstance(action, int):
             self._household_state, self._done = self._course.perform(self._household_state, action)
         self._steps += 1
@@ -189,7 +189,7 @@ class VirtualHomeEnv(LanguageEnv):
     def _info(self, text: str) -> dict[str, Any]:
         return super()._info(text) | {"success": self._done}
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return self._course.view(self._household_state).text
 
     def symbolic_observation(self) -> np.ndarray:

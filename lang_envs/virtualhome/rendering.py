@@ -129,7 +129,7 @@ def draw(task: Task, state: State) -> np.ndarray:
     """A floor plan as a picture, uint8 of shape (height, width, 3); the person's room is light, the others shaded.
 
     What is near has a mark before its name. What is inside something closed is drawn small on its door: the picture
-    shows the world, not what the person sees.
+    shows the environment, not what the person sees.
 
     Raises
     ------

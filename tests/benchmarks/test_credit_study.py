@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-import lang_envs  # noqa: F401 — registers the worlds
+import lang_envs  # noqa: F401 — registers the environments
 import trainers
 from benchmarks.cell import Benchmark
 from benchmarks.config import BenchmarkConfig
@@ -26,20 +26,20 @@ def agent() -> Any:
     return trainers.make("poad", gym.make(FOOD), seed=0)
 
 
-def test_the_decision_process_is_the_world() -> None:
+def test_the_decision_process_is_the_environment() -> None:
     situations = explore(FOOD)
-    world = gym.make(FOOD, interface="text")
+    environment = gym.make(FOOD, interface="text")
     rng = np.random.default_rng(0)
     met = set()
     for episode in range(40):
-        text, info = world.reset(seed=episode)
+        text, info = environment.reset(seed=episode)
         at, over = 0, False
         while not over:
             met.add(at)
             assert text == situations[at].text
             assert info["available_actions"] == tuple(situations[at].outcomes)
             action = str(rng.choice(info["available_actions"]))
-            text, reward, terminated, truncated, info = world.step(action)
+            text, reward, terminated, truncated, info = environment.step(action)
             expected = situations[at].outcomes[action]
             assert reward == expected.reward
             assert terminated == (expected.after is None)

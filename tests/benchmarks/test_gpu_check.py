@@ -76,7 +76,7 @@ def test_a_part_that_takes_too_long_is_ended_and_where_no_time_is_left_none_begi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(gpu_check, "_start", lambda *_, **__: subprocess.Popen(endless, start_new_session=True))
+    monkeypatch.setattr(gpu_check, "start", lambda *_, **__: subprocess.Popen(endless, start_new_session=True))
     (tmp_path / "stderr").touch()
     setup = Setup("cpu", "tiny", tmp_path / "model", tmp_path)
     assert gpu_check._run("machine", setup, seconds=1)["failed"] == "not done after 1 s"

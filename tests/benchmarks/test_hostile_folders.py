@@ -40,7 +40,7 @@ from lang_envs import make_vec
 from trainers.agents.poad import POAD as Agent
 from trainers.agents.random import RandomAgent
 
-gym.register("World-v0", entry_point=lambda **options: gym.make("Overcooked-tomato-salad-v0", **options))
+gym.register("Environment-v0", entry_point=lambda **options: gym.make("Overcooked-tomato-salad-v0", **options))
 """
 
 
@@ -285,18 +285,18 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     (f"{LAST}/adapter/adapter_model.safetensors", gone, WITH_AGENT, "adapter_model.safetensors"),
     (f"{LAST}/adapter/adapter_model.safetensors", text(b"\x02" + bytes(7) + b"{}"), WITH_AGENT, "other layers"),
     # modules
-    ("config.json", edit(env="evil:World-v0"), ("credit", "language-ability", "resume"), "evil"),
+    ("config.json", edit(env="evil:Environment-v0"), ("credit", "language-ability", "resume"), "evil"),
     ("config.json", edit(env=f"evil:{FOOD}"), ("credit", "language-ability", "resume"), "evil"),
-    ("config.json", edit(transfer=["evil:World-v0"]), ("resume",), "evil"),
+    ("config.json", edit(transfer=["evil:Environment-v0"]), ("resume",), "evil"),
     ("config.json", edit(algo="evil:Agent"), ("credit", "language-ability", "resume"), "evil"),
     ("config.json", edit(algo="evil:RandomAgent"), ("report", "programs", "credit", "resume"), ""),
     ("config.json", edit(env_set=["sandbox=process"]), ("resume",), "sets sandbox=process"),
     ("config.json", edit(env_set=["cache_dir=/etc"]), ("resume",), "sets cache_dir=/etc"),
     ("config.json", edit(env_set=["entry_point=evil:Agent"]), ANY, "entry_point='evil:Agent'"),
-    # worlds that are none
+    # environments that are none
     ("config.json", edit(env="Overcooked-cake-v0"), ("resume",), "Overcooked-cake-v0"),
     ("config.json", edit(env="\x1b[2Jx\n\n"), ("resume",), "[2Jx"),
-    ("config.json", edit(env="x\x00"), ("resume",), "no world"),
+    ("config.json", edit(env="x\x00"), ("resume",), "no environment"),
     ("config.json", edit(model="/nowhere/at/all"), ("resume",), "/nowhere/at/all"),
 ]
 
@@ -315,7 +315,7 @@ def test_a_damaged_folder_gives_one_line(
     assert not Path("ran").exists(), "code was run"
 
 
-@pytest.mark.parametrize("changes", [{"algo": "evil:RandomAgent"}, {"env": "evil:World-v0"}])
+@pytest.mark.parametrize("changes", [{"algo": "evil:RandomAgent"}, {"env": "evil:Environment-v0"}])
 def test_a_report_needs_no_module_and_imports_one_if_it_is_named(changes: dict[str, str], run: Path) -> None:
     edit(**changes)(run / CONFIG_FILE)
     for cell in run.glob("poad/seed-*"):
@@ -368,7 +368,7 @@ def stored(**changes: Any) -> Damage:
         ("agent.pt", lambda path: path.write_bytes(pickle.dumps(Trap())), "agent.pt is a pickle"),
         ("agent.json", stored(**{"class": "NTPO"}), "holds a NTPO"),
         ("agent.json", stored(random={"bit_generator": "os"}), "cannot be loaded"),
-        ("agent.json", stored(decisions_learnt="many"), "decisions_learnt"),
+        ("agent.json", stored(steps_learnt="many"), "steps_learnt"),
         ("agent.json", stored(settings=3), "or settings are of another type"),
         ("agent.json", stored(actor_optimizer__param_groups=[]), "other options"),
         ("agent.json", stored(actor_optimizer__state={0: 1}), "cannot be loaded"),

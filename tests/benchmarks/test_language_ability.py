@@ -16,7 +16,7 @@ import trainers
 from benchmarks.cell import CONFIG_FILE, PLAN_FILE, RESULT_FILE, Benchmark, Cell
 from benchmarks.config import BenchmarkConfig
 from benchmarks.experiments import FOOD
-from benchmarks.language_ability import harness_table, perplexities, perplexity_table, texts_of_worlds
+from benchmarks.language_ability import harness_table, perplexities, perplexity_table, texts_of_envs
 from benchmarks.run import language_ability
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER
@@ -44,9 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
 
 def test_perplexity_is_that_of_plain_scoring(run: Benchmark) -> None:
     agent = run.cells[0].load_agent(gym.make(FOOD))
-    texts = {
-        kind: (questions[:5], counts[:5]) for kind, (questions, counts) in texts_of_worlds(agent.tokenizer).items()
-    }
+    texts = {kind: (questions[:5], counts[:5]) for kind, (questions, counts) in texts_of_envs(agent.tokenizer).items()}
     found = perplexities(agent, texts)
     assert set(found) == {(kind, part) for kind in texts for part in ("seen", "said")}
     model = agent.language_model.model

@@ -52,11 +52,11 @@ def test_every_claim_has_ten_seeds_at_the_embedded_scale() -> None:
 
 
 def test_ntpos_family_has_the_discounts_it_is_named_by() -> None:
-    world = gym.make(FOOD)
+    environment = gym.make(FOOD)
     found = {}
     for algo in DISCOUNTS.values():
         cell = Cell(BenchmarkConfig(algo=algo, env=FOOD), Path("runs"), algo, 0)
-        found[cell.make_agent(world).gamma_token] = algo
+        found[cell.make_agent(environment).gamma_token] = algo
     assert found == DISCOUNTS
 
 
@@ -125,9 +125,9 @@ def test_a_base_model_is_made_once_and_plays(tmp_path: Path, monkeypatch: pytest
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
     with pytest.raises(ValueError, match="phrases was begun with steps=3, and 600 is asked for: take another folder"):
         base_model("phrases", FOOD, folder, replace(reading, steps=600))
-    world = gym.make(FOOD, tokenizer=str(folder))
-    agent = trainers.make("poad", world, model=str(folder), lora_targets=("all-linear",))
-    observation, info = world.reset(seed=0)
+    environment = gym.make(FOOD, tokenizer=str(folder))
+    agent = trainers.make("poad", environment, model=str(folder), lora_targets=("all-linear",))
+    observation, info = environment.reset(seed=0)
     (decision,) = agent.act(np.array([observation]), [info])
     assert decision.text in info["available_actions"] and len(decision.token_ids) == 2
 
@@ -160,7 +160,7 @@ def test_a_plan_names_its_model_by_what_it_is_wherever_it_lies(tmp_path: Path) -
     assert plans[0]["actor_lr"] == Settings().actor_lr, "what nobody says decides too"
 
 
-def test_a_plan_says_what_the_files_of_its_world_hold(tmp_path: Path) -> None:
+def test_a_plan_says_what_the_files_of_its_environment_hold(tmp_path: Path) -> None:
     task = tmp_path / "socks.yaml"
     plans = []
     for text in ("goal: one", "goal: one", "goal: two"):

@@ -240,7 +240,7 @@ def test_numbers_without_an_interval_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
-def test_runs_in_the_case_studys_world_need_no_critic(tmp_path: Path) -> None:
+def test_runs_in_the_case_studys_environment_need_no_critic(tmp_path: Path) -> None:
     benchmark = write_run(tmp_path / "run", FOOD)
     random = replace(benchmark.config, algo="random")
     random.save(tmp_path / "run" / CONFIG_FILE)

@@ -112,7 +112,7 @@ def test_the_last_line_of_metrics_may_be_long_or_not_yet_there(tmp_path: Path) -
 PLUGIN = """
 import numpy as np
 
-from trainers import Decision
+from trainers import Action
 
 
 class Wise:
@@ -127,7 +127,7 @@ class Wise:
         for n, info in enumerate(infos):
             if info["text"].endswith("On a counter is a raw tomato.") and "hands are empty" in info["text"]:
                 self.line[n] = 0
-            chosen.append(Decision((self.plan + ["deliver the dish"])[self.line[n] % 6]))
+            chosen.append(Action((self.plan + ["deliver the dish"])[self.line[n] % 6]))
             self.line[n] += 1
         return chosen
 
@@ -183,7 +183,7 @@ class Broken(Wise):
         (("--env", "Overcooked-tomatoe-salad-v0"), "Did you mean 'Overcooked-tomato-salad-v0'"),
         (("--steps", "0"), "steps=0 must be at least 1"),
         (("--first-seed", "-1"), "first_seed=-1"),
-        (("--behaviour", "beam"), "behaviour='beam'"),
+        (("--sampling", "beam"), "sampling='beam'"),
         (("--algo", "twosome", "--gae-lambda-token", "0.9"), "TwosomeSettings has no gae_lambda_token"),
         (("--algo", "poad,poad"), "more than once"),
         (("--algo", "poad[epochs=abc]"), "epochs='abc'"),
@@ -224,13 +224,13 @@ def test_a_configuration_comes_back_from_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["poad", "ntpo", "twosome"])
-@pytest.mark.parametrize("world", ["Overcooked-tomato-salad-v0", "VirtualHome-entertainment-v0"])
-def test_the_papers_presets_are_settings_of_our_agents(algo: str, world: str) -> None:
+@pytest.mark.parametrize("environment", ["Overcooked-tomato-salad-v0", "VirtualHome-entertainment-v0"])
+def test_the_papers_presets_are_settings_of_our_agents(algo: str, environment: str) -> None:
     settings_type: type[Settings] = TwosomeSettings if algo == "twosome" else TokenLevelSettings
-    settings = resolve(settings_type, "some/7b-model", preset_settings("paper", world, algo))
-    assert settings.behaviour == "candidates"
+    settings = resolve(settings_type, "some/7b-model", preset_settings("paper", environment, algo))
+    assert settings.sampling == "candidates"
     assert settings.epochs == (1 if algo == "twosome" else 5)
-    assert settings.gamma == (0.99 if world.startswith("Overcooked") else 0.95)
+    assert settings.gamma == (0.99 if environment.startswith("Overcooked") else 0.95)
 
 
 def test_the_wide_preset_is_the_papers_with_rollouts_of_one_step_in_many_environments() -> None:
@@ -244,13 +244,11 @@ def test_the_wide_preset_is_the_papers_with_rollouts_of_one_step_in_many_environ
 
 
 def test_variants_carry_their_own_settings() -> None:
-    config = BenchmarkConfig(
-        algo="poad, poad[behaviour=candidates,critic_hidden=[64,32]],ntpo[lora_targets=all-linear]"
-    )
+    config = BenchmarkConfig(algo="poad, poad[sampling=candidates,critic_hidden=[64,32]],ntpo[lora_targets=all-linear]")
     config.check()
-    assert config.algos == ("poad", "poad[behaviour=candidates,critic_hidden=[64,32]]", "ntpo[lora_targets=all-linear]")
+    assert config.algos == ("poad", "poad[sampling=candidates,critic_hidden=[64,32]]", "ntpo[lora_targets=all-linear]")
     options = config.agent_options(config.algos[1], seed=4)
-    assert options == {"behaviour": "candidates", "critic_hidden": [64, 32], "seed": 4}
+    assert options == {"sampling": "candidates", "critic_hidden": [64, 32], "seed": 4}
     settings = resolve(TokenLevelSettings, "embedded", options)
     assert settings.critic_hidden == (64, 32)
 
@@ -267,7 +265,7 @@ def test_decisions_to_near_optimum_is_the_first_step_at_nine_tenths() -> None:
     assert decisions_to_near_optimum(lines, None) is None
 
 
-def test_agents_play_worlds_they_were_not_trained_in(tmp_path: Path) -> None:
+def test_agents_play_environments_they_were_not_trained_in(tmp_path: Path) -> None:
     elsewhere = ["VirtualHome-cheese-v0", "VirtualHome-towel-v0"]
     options = [*SMALL, "--env", "VirtualHome-food-preparation-v0", "--transfer", *elsewhere]
     done = benchmark("run", "--algo", "poad,random", *options, folder=tmp_path)
@@ -279,8 +277,8 @@ def test_agents_play_worlds_they_were_not_trained_in(tmp_path: Path) -> None:
         for ways in found.values():
             for way in ("sampled", "greedy"):
                 assert len(ways[way]["return"]) == len(ways[way]["success"]) == 4
-    worlds = json.loads((run / "transfer.json").read_text())["worlds"]
-    assert list(worlds["VirtualHome-cheese-v0"]) == ["untrained", "poad", "random"]
+    environments = json.loads((run / "transfer.json").read_text())["environments"]
+    assert list(environments["VirtualHome-cheese-v0"]) == ["untrained", "poad", "random"]
     table = (run / "transfer.md").read_text()
     assert "never rewarded in any of them" in table
     rows = [line for line in table.splitlines() if line.startswith("|")]
@@ -308,14 +306,14 @@ def test_playing_elsewhere_changes_nothing_in_the_training(tmp_path: Path) -> No
     assert results[0] == results[1]
 
 
-def test_unknown_worlds_to_play_are_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_unknown_environments_to_play_are_refused_before_anything_runs(tmp_path: Path) -> None:
     done = benchmark("run", *SMALL, "--transfer", "VirtualHome-chese-v0", folder=tmp_path)
     assert done.returncode != 0
     assert "Did you mean 'VirtualHome-cheese-v0'" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_is_not_given_is_what_the_world_takes_with_the_embedded_model() -> None:
+def test_what_is_not_given_is_what_the_environment_takes_with_the_embedded_model() -> None:
     entertainment = "VirtualHome-entertainment-v0"
     assert BenchmarkConfig().usual == Usual(16_384, 4)
     assert BenchmarkConfig(env="VirtualHome-towel-v0").usual == USUAL["VirtualHome"]
@@ -337,19 +335,21 @@ def test_what_is_not_given_is_what_the_world_takes_with_the_embedded_model() -> 
         ({"env": "VirtualHome-v0", "env_set": ("task=chese",)}, "Did you mean 'cheese'"),
         ({"env": "VirtualHome-v0", "env_set": ("task",)}, "'task' is not of the form name=value"),
         ({"env": "VirtualHome-cheese-v0", "env_set": ("tsk=1",)}, "tsk"),
-        ({"env": "no_such_module:World-v0"}, "the module 'no_such_module' cannot be imported: No module named"),
-        ({"env": "json:NoSuchWorld-v0"}, "NoSuchWorld"),
+        ({"env": "no_such_module:Environment-v0"}, "the module 'no_such_module' cannot be imported: No module named"),
+        ({"env": "json:NoSuchEnvironment-v0"}, "NoSuchEnvironment"),
         ({"env": "CartPole-v1"}, "not token sequences"),
         ({"transfer": ("VirtualHome-v0",)}, "task: none was given"),
         ({"workers": -1}, "workers=-1 must be at least 1"),
     ],
 )
-def test_worlds_that_cannot_be_made_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
+def test_environments_that_cannot_be_made_are_refused_before_anything_runs(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         BenchmarkConfig(**options).check()
 
 
-def test_arguments_of_the_world_reach_it_and_no_other(tmp_path: Path) -> None:
+def test_arguments_of_the_environment_reach_it_and_no_other(tmp_path: Path) -> None:
     config = BenchmarkConfig(
         env="VirtualHome-v0", env_set=("task=cheese", "max_steps=9"), transfer=("VirtualHome-towel-v0",)
     )

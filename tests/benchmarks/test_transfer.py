@@ -1,4 +1,4 @@
-"""The table of worlds that were not trained in, from results made by hand."""
+"""The table of environments that were not trained in, from results made by hand."""
 
 import json
 from pathlib import Path

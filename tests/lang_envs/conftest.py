@@ -1,4 +1,4 @@
-"""Two worlds of a dozen lines that stand for every kind Overcooked is not, and plans for Overcooked."""
+"""Two environments of a dozen lines that stand for every kind Overcooked is not, and plans for Overcooked."""
 
 from typing import Any, ClassVar
 
@@ -17,24 +17,24 @@ class Door(LanguageEnv):
     symbolic_fields = ("open",)
     text_parts = (("The door is open.", "The door is closed."),)
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 1}
-    _state_fields: ClassVar[tuple[str, ...]] = ("_open",)
+    state_fields: ClassVar[tuple[str, ...]] = ("_open",)
 
     def __init__(self) -> None:
         super().__init__(max_text_length=40)
         self._open = False
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         self._open = False
 
     def available_action_ids(self) -> tuple[int, ...]:
         return (1, 2) if self._open else (0,)
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         through = action == 2
         self._open = {0: True, 1: False}.get(action, self._open)
         return Transition(float(through), through, False, {})
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return "The door is open." if self._open else "The door is closed."
 
     def symbolic_observation(self) -> np.ndarray:
@@ -46,20 +46,20 @@ class Diary(LanguageEnv):
 
     symbolic_fields = ("entries",)
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 1}
-    _state_fields: ClassVar[tuple[str, ...]] = ("_entries",)
+    state_fields: ClassVar[tuple[str, ...]] = ("_entries",)
 
     def __init__(self) -> None:
         super().__init__(max_text_length=100_000)
         self._entries: tuple[str, ...] = ()
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         self._entries = ()
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         self._entries += (f"{action} {self.np_random.integers(1_000_000)}",)
         return Transition(1.0, action == "the end", len(self._entries) == 50, {})
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return "\n".join(("Dear diary:", *self._entries))
 
     def symbolic_observation(self) -> np.ndarray:

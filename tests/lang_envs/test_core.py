@@ -1,4 +1,4 @@
-"""What every world owes to Gymnasium and to those who play it."""
+"""What every environment owes to Gymnasium and to those who play it."""
 
 import copy
 import os
@@ -16,9 +16,9 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from lang_envs import WORLDS, LanguageEnv
+from lang_envs import ENVIRONMENTS, LanguageEnv
 
-IDS = sorted(name for name, world in WORLDS.items() if world.finite)
+IDS = sorted(name for name, environment in ENVIRONMENTS.items() if environment.finite)
 TOMATO = "Overcooked-tomato-salad-v0"
 FULL = "Overcooked-tomato-lettuce-onion-salad-v0"
 every_id = pytest.mark.parametrize("name", IDS)
@@ -57,7 +57,7 @@ def random_walk(env: gym.Env, steps: int, seed: int) -> list[tuple]:
 def test_check_env_passes_without_a_warning(name: str, interface: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # check_env would rather see the bare world, and what is to be checked here is the wrapper to tokens
+        # check_env would rather see the bare environment, and what is to be checked here is the wrapper to tokens
         warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
         check_env(gym.make(name, interface=interface, disable_env_checker=True))
 
@@ -126,7 +126,7 @@ def follow_single_environments(mode: str, name: str, autoreset: AutoresetMode) -
 
 
 @every_id
-def test_text_worlds_work_in_vectors_too(name: str) -> None:
+def test_text_environments_work_in_vectors_too(name: str) -> None:
     vector = gym.make_vec(name, num_envs=2, vectorization_mode="sync", interface="text")
     observations, infos = vector.reset(seed=0)
     phrase = vector.envs[0].unwrapped.action_names[0]
@@ -176,7 +176,7 @@ def test_state_carries_an_environment_over_to_another(diary: LanguageEnv) -> Non
 
 @every_id
 @both_interfaces
-def test_state_carries_every_world_over(name: str, interface: str) -> None:
+def test_state_carries_every_environment_over(name: str, interface: str) -> None:
     env, other = (gym.make(name, interface=interface) for _ in range(2))
     env.reset(seed=5)
     other.reset(seed=6)
@@ -198,7 +198,7 @@ def test_state_remembers_that_an_episode_is_over(tomato_plan: tuple[str, ...]) -
 
 TRAJECTORY = """
 import gymnasium as gym, numpy as np, lang_envs
-for name in sorted(name for name, world in lang_envs.WORLDS.items() if world.finite):
+for name in sorted(name for name, environment in lang_envs.ENVIRONMENTS.items() if environment.finite):
     env, chooser = gym.make(name), np.random.default_rng(0)
     observation, info = env.reset(seed=11)
     for _ in range(60):
@@ -243,13 +243,13 @@ def test_reset_with_a_seed_starts_the_same_episode_again(name: str) -> None:
 def test_info_and_what_step_accepts_agree_at_every_step(name: str, interface: str) -> None:
     env = gym.make(name, interface=interface)
     observation, info = env.reset(seed=0)
-    world, space, chooser = env.unwrapped, env.observation_space, np.random.default_rng(0)
+    environment, space, chooser = env.unwrapped, env.observation_space, np.random.default_rng(0)
     assert "action_valid" not in info
     for _ in range(200):
         text = observation if interface == "text" else space.decode(observation)
         assert text == info["text"]
-        assert info["available_actions"] == tuple(world.action_names[k] for k in info["available_action_ids"])
-        phrase = world.action_names[chooser.integers(len(world.action_names))]
+        assert info["available_actions"] == tuple(environment.action_names[k] for k in info["available_action_ids"])
+        phrase = environment.action_names[chooser.integers(len(environment.action_names))]
         offered = phrase in info["available_actions"]
         observation, reward, terminated, truncated, info = say(env, phrase)
         assert info["action_valid"] == offered
@@ -271,20 +271,20 @@ def test_infos_and_observations_are_fresh_objects(name: str) -> None:
         assert observation is not other_observation
         assert not np.shares_memory(observation, other_observation)
         assert info is not other_info
-    outcomes[0][0][:] = -1  # what a caller does to an observation is no business of the world
+    outcomes[0][0][:] = -1  # what a caller does to an observation is no business of the environment
     assert np.array_equal(env.reset(seed=0)[0], outcomes[1][0])
 
 
 @every_id
 def test_symbolic_observation_has_a_name_for_every_field(name: str) -> None:
-    world = gym.make(name, interface="text").unwrapped
-    world.reset(seed=0)
-    fields = world.symbolic_observation()
+    environment = gym.make(name, interface="text").unwrapped
+    environment.reset(seed=0)
+    fields = environment.symbolic_observation()
     assert fields.dtype == np.int64
-    assert fields.shape == (len(world.symbolic_fields),)
-    assert len(set(world.symbolic_fields)) == len(world.symbolic_fields)
+    assert fields.shape == (len(environment.symbolic_fields),)
+    assert len(set(environment.symbolic_fields)) == len(environment.symbolic_fields)
     fields[:] = -7
-    assert -7 not in world.symbolic_observation()
+    assert -7 not in environment.symbolic_observation()
 
 
 @every_id
@@ -293,15 +293,15 @@ def test_unknown_phrase_costs_one_primitive_step_and_changes_nothing_else(name: 
     env = gym.make(name, interface=interface)
     env.reset(seed=0)
     random_walk(env, 3, seed=2)
-    world = env.unwrapped
-    symbols, available = world.symbolic_observation(), world.available_action_ids()
+    environment = env.unwrapped
+    symbols, available = environment.symbolic_observation(), environment.available_action_ids()
     for _ in range(3):
         _, reward, terminated, truncated, info = say(env, "fly")
         assert info["action_valid"] is False
         assert info.get("primitive_steps", 1) == 1
         assert not (terminated or truncated)
         assert reward <= 0
-        assert np.array_equal(world.symbolic_observation(), symbols)
+        assert np.array_equal(environment.symbolic_observation(), symbols)
         assert info["available_action_ids"] == available
 
 
@@ -329,7 +329,7 @@ def test_phrase_that_is_not_available_is_as_invalid_as_an_unknown_one(door: Lang
     assert info["available_action_ids"] == (1, 2)
 
 
-def test_world_without_phrases_says_nothing_of_available_actions(diary: LanguageEnv) -> None:
+def test_environment_without_phrases_says_nothing_of_available_actions(diary: LanguageEnv) -> None:
     _, info = diary.reset(seed=0)
     assert set(info) == {"text"}
     *_, info = diary.step(" anything\n at all ")
@@ -361,7 +361,7 @@ def wrong_token_actions(space: Any) -> dict[str, tuple[Any, str]]:
 
 @every_id
 @pytest.mark.parametrize("case", list(wrong_token_actions(gym.make(TOMATO).action_space)))
-def test_malformed_token_action_raises_and_leaves_the_world_as_it_was(name: str, case: str) -> None:
+def test_malformed_token_action_raises_and_leaves_the_environment_as_it_was(name: str, case: str) -> None:
     env = gym.make(name)
     env.reset(seed=0)
     random_walk(env, 3, seed=2)
@@ -374,7 +374,7 @@ def test_malformed_token_action_raises_and_leaves_the_world_as_it_was(name: str,
 
 @every_id
 @pytest.mark.parametrize("action", [None, 3, b"chop", ["chop"], np.zeros(3)], ids=repr)
-def test_text_action_that_is_no_string_raises_and_leaves_the_world_as_it_was(name: str, action: Any) -> None:
+def test_text_action_that_is_no_string_raises_and_leaves_the_environment_as_it_was(name: str, action: Any) -> None:
     env = gym.make(name, interface="text").unwrapped
     env.reset(seed=0)
     before = copy.deepcopy(env.state)
@@ -416,10 +416,10 @@ def test_ten_thousand_random_token_actions_corrupt_nothing(tomato_plan: tuple[st
         if terminated or truncated:
             env.reset()
     env.reset()
-    world, earned, elapsed = env.unwrapped, 0.0, 0
+    environment, earned, elapsed = env.unwrapped, 0.0, 0
     for phrase in tomato_plan:
         _, reward, terminated, _, info = say(env, phrase)
-        earned += world.discount**elapsed * reward
+        earned += environment.discount**elapsed * reward
         elapsed += info["primitive_steps"]
     assert terminated
-    assert earned == pytest.approx(world.optimal_return, abs=1e-6)
+    assert earned == pytest.approx(environment.optimal_return, abs=1e-6)

@@ -26,7 +26,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from test_tokenizer import byte_level, hugging_face, sentence_piece
 
-from lang_envs import WORLDS, LanguageVectorEnv, TokenEnv, load_tokenizer, make_vec
+from lang_envs import ENVIRONMENTS, LanguageVectorEnv, TokenEnv, load_tokenizer, make_vec
 from lang_envs.datascicoding import Dataset, load_dataset, scoring
 from lang_envs.datascicoding.env import DataSciCodingEnv
 from lang_envs.datascicoding.programs import random_program
@@ -226,7 +226,7 @@ def test_fresh_processes_write_the_same_story_whatever_the_hash_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in WORLDS if n.startswith("DataSci") and "balance" not in n and "tic-tac" not in n]
+    "name", [n for n in ENVIRONMENTS if n.startswith("DataSci") and "balance" not in n and "tic-tac" not in n]
 )
 def test_missing_data_is_named_with_the_command_that_fetches_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -580,9 +580,9 @@ def test_time_is_that_of_all_repetitions_together() -> None:
     assert info["status"] == "timeout"
 
 
-def test_waiting_for_another_world_does_not_count_as_a_programs_time() -> None:
+def test_waiting_for_another_environment_does_not_count_as_a_programs_time() -> None:
     slow, quick = fresh(), fresh(dataset=two_classes(), seconds=0.5)
-    slow.anticipate("import time\n    time.sleep(1)\n    1 / 0")
+    slow.prefetch("import time\n    time.sleep(1)\n    1 / 0")
     time.sleep(0.2)
     assert quick.step(f"{BAYES}\n    # waited for")[1] > 0
 
@@ -617,7 +617,7 @@ def test_machinery_that_fails_is_no_reward_and_the_episode_goes_on(monkeypatch: 
         with monkeypatch.context() as broken:
             broken.setattr(Sandbox, "run", fails)
             if anticipated:
-                env.anticipate(program)
+                env.prefetch(program)
             with pytest.raises(SandboxError, match="as the test wants it"):
                 env.step(program)
         assert env.symbolic_observation().tolist() == before
@@ -655,7 +655,7 @@ def test_closed_environment_lets_go_and_can_be_used_again() -> None:
     assert env.step(BAYES)[1] == first
 
 
-def test_sandbox_ends_with_the_last_world_that_uses_it() -> None:
+def test_sandbox_ends_with_the_last_environment_that_uses_it() -> None:
     code = (
         "import gc, os, lang_envs\n"
         "from lang_envs.datascicoding.env import DataSciCodingEnv\n"
@@ -667,7 +667,7 @@ def test_sandbox_ends_with_the_last_world_that_uses_it() -> None:
     assert run_python("-c", code).strip() == "[]"
 
 
-def test_forked_process_can_go_on_with_a_world_it_inherits() -> None:
+def test_forked_process_can_go_on_with_a_environment_it_inherits() -> None:
     env = fresh()
     env.step("model = (")
     context = multiprocessing.get_context("fork")
@@ -698,7 +698,7 @@ def test_same_program_is_not_run_again(body: str, runs: list[Any]) -> None:
     assert len(runs) == (2 * ran if "\n" in body else ran), "another text is another program"
 
 
-def test_worlds_of_one_process_share_what_they_know(runs: list[Any]) -> None:
+def test_environments_of_one_process_share_what_they_know(runs: list[Any]) -> None:
     env, other = fresh(dataset=two_classes(seed=3)), fresh(dataset=two_classes(seed=3), max_programs=2)
     reward = env.step(BAYES)[1]
     assert len(runs) == 5
@@ -1045,7 +1045,7 @@ def test_text_that_holds_the_markers_is_only_text() -> None:
     assert [ids.count(source.convert_tokens_to_ids(marker)) for marker in FILLING["StarCoder"]] == [1, 1, 1]
 
 
-# ------------------------------------------------------------------------------------------------ many worlds at once
+# ------------------------------------------------------------------------------------------------ many environments at once
 
 MADE: dict[str, Callable[..., gym.vector.VectorEnv]] = {
     "make_vec": lambda n, **options: make_vec(BALANCE, n, **options),

@@ -726,7 +726,7 @@ def test_a_set_is_read_once_until_its_file_changes(tmp_path: Path) -> None:
     file.write_text("a,label\n" + "1,x\n2,y\n" * 4)
     name = f"csv:{file}?target=label"
     first = load_dataset(name)
-    assert load_dataset(name) is first, "worlds side by side share it"
+    assert load_dataset(name) is first, "environments side by side share it"
     file.write_text("a,label\n" + "1,x\n2,y\n" * 5)
     assert len(load_dataset(name).y) == 10
 

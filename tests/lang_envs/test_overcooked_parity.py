@@ -31,18 +31,18 @@ def test_recording_replays_without_a_mismatch(file: Path) -> None:
     recording = json.loads(gzip.decompress(file.read_bytes()))
     dish = file.name.removeprefix("overcooked-").removesuffix("-salad.json.gz")
     env = gym.make(f"Overcooked-{dish}-salad-v0", interface="text")
-    world = env.unwrapped
-    names = world.action_names
+    environment = env.unwrapped
+    names = environment.action_names
     assert names == tuple(phrase_of(name, names) for name in recording["macro_actions"]), "same order of the actions"
 
     steps = 0
     for number, episode in enumerate(recording["episodes"]):
         env.reset(seed=number)
-        assert world.symbolic_observation().tolist() == episode["init"], f"episode {number}, start"
+        assert environment.symbolic_observation().tolist() == episode["init"], f"episode {number}, start"
         for at, (action, reward, over, primitive_steps, observation) in enumerate(episode["steps"]):
             _, ours, terminated, truncated, info = env.step(names[action])
             where = f"episode {number}, step {at}, {names[action]!r}"
-            assert world.symbolic_observation().tolist() == observation, where
+            assert environment.symbolic_observation().tolist() == observation, where
             assert ours == pytest.approx(reward, abs=1e-9), where
             assert (terminated or truncated) == over, where
             assert info["primitive_steps"] == primitive_steps, where

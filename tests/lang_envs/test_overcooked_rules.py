@@ -319,7 +319,7 @@ def test_step_limit_is_looked_at_when_a_macro_action_ends() -> None:
     assert (terminated, truncated, info["primitive_steps"]) == (False, True, 6)
 
 
-def test_delivery_in_the_last_step_is_an_end_of_the_world_not_of_time() -> None:
+def test_delivery_in_the_last_step_is_an_end_of_the_environment_not_of_time() -> None:
     env = OvercookedEnv()
     env.reset()
     for phrase in ("get the tomato", "go to the cutting board", "chop", "get the tomato", "get the bowl"):
@@ -371,7 +371,7 @@ def test_optimal_return_is_that_of_value_iteration_and_its_plan_earns_it(dish: t
     earned, elapsed, terminated, said_at = 0.0, 0, False, {}
     while not terminated:
         choice = int(action_values[env._kitchen_state].argmax())
-        text = env._narrate()
+        text = env.narrate()
         assert said_at.setdefault(text, choice) == choice, f"the plan needs two actions at {text!r}"
         _, reward, terminated, truncated, info = env.step(env.action_names[choice])
         earned += GAMMA**elapsed * reward
@@ -387,19 +387,19 @@ def test_optimal_return_is_that_of_value_iteration_and_its_plan_earns_it(dish: t
 @pytest.mark.parametrize("dish", DISHES, ids="-".join)
 def test_every_text_is_made_of_the_parts_and_fits_the_token_space(dish: tuple[str, ...]) -> None:
     env = gym.make(f"Overcooked-{'-'.join(dish)}-salad-v0")
-    world, space = env.unwrapped, env.observation_space
-    made_of_parts = re.compile("".join(f"(?:{'|'.join(map(re.escape, part))})" for part in world.text_parts))
+    environment, space = env.unwrapped, env.observation_space
+    made_of_parts = re.compile("".join(f"(?:{'|'.join(map(re.escape, part))})" for part in environment.text_parts))
     texts = {}
-    for state in reachable(world):
-        world._kitchen_state = state
-        text = world._narrate()
-        offered = texts.setdefault(text, world.available_action_ids())
-        assert offered == world.available_action_ids(), f"two situations with different actions read {text!r}"
+    for state in reachable(environment):
+        environment._kitchen_state = state
+        text = environment.narrate()
+        offered = texts.setdefault(text, environment.available_action_ids())
+        assert offered == environment.available_action_ids(), f"two situations with different actions read {text!r}"
     for text in texts:
         assert made_of_parts.fullmatch(text), text
         assert text.isascii(), text
         assert text.isprintable(), text
-        assert text in world.observation_space
+        assert text in environment.observation_space
         ids = space.tokenizer.encode(text)
         assert space.pad(ids) in space
         assert space.decode(space.pad(ids)) == text
@@ -466,11 +466,11 @@ def test_equal_text_means_equal_sight(dish: tuple[str, ...]) -> None:
         sight = [(place(name), fields.get(f"{name}_chops")) for name in (*kitchen.foods, "bowl")]
         sight += [board != (0, 0) for board in boards]
         env._kitchen_state = state
-        assert said.setdefault(env._narrate(), sight) == sight, env._narrate()
+        assert said.setdefault(env.narrate(), sight) == sight, env.narrate()
 
 
 def test_unknown_dish_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"dish 'potato' is not known.*tomato-lettuce-onion"):
         OvercookedEnv(["potato"])
     assert OvercookedEnv("tomato-onion").kitchen == OvercookedEnv(["tomato", "onion"]).kitchen
-    assert set(lang_envs.WORLDS) >= {f"Overcooked-{'-'.join(dish)}-salad-v0" for dish in DISHES}
+    assert set(lang_envs.ENVIRONMENTS) >= {f"Overcooked-{'-'.join(dish)}-salad-v0" for dish in DISHES}

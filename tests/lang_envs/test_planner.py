@@ -1,4 +1,4 @@
-"""The planner against closed forms, and the worlds it refuses."""
+"""The planner against closed forms, and the environments it refuses."""
 
 from typing import Any, ClassVar
 
@@ -17,21 +17,21 @@ class Corridor(LanguageEnv):
     discount = 0.9
     text_parts = (tuple(f"Cell {n}." for n in range(12)),)
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 1}
-    _state_fields: ClassVar[tuple[str, ...]] = ("cell", "time")
-    _clock_fields: ClassVar[tuple[str, ...]] = ("time",)
+    state_fields: ClassVar[tuple[str, ...]] = ("cell", "time")
+    clock_fields: ClassVar[tuple[str, ...]] = ("time",)
     last = 11
 
     def __init__(self) -> None:
         super().__init__(max_text_length=10)
         self.cell = self.time = 0
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         self.cell = self.time = 0
 
     def available_action_ids(self) -> tuple[int, ...]:
         return (0, 1, 2) if self.cell == 0 else (0, 1)
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         if action == 2:
             return Transition(0.3, True, False, {"success": False})
         lasts = 2 if action == 1 else 1
@@ -41,7 +41,7 @@ class Corridor(LanguageEnv):
         reward = -0.03 if action == 1 else -0.01
         return Transition(reward + there, there, False, {"success": there, "primitive_steps": lasts})
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return f"Cell {self.cell}."
 
 
@@ -77,14 +77,14 @@ def test_best_need_not_be_a_success() -> None:
 
 @pytest.mark.parametrize("id", ["Overcooked-tomato-salad-v0", "Overcooked-tomato-lettuce-onion-salad-v0"])
 def test_overcookeds_best_returns_are_found_by_the_planner_too(id: str) -> None:
-    world = gym.make(id, interface="text").unwrapped
-    found = solve(world)
-    assert found.optimal_return == pytest.approx(world.optimal_return, abs=1e-6)
-    world.reset(seed=0)
+    environment = gym.make(id, interface="text").unwrapped
+    found = solve(environment)
+    assert found.optimal_return == pytest.approx(environment.optimal_return, abs=1e-6)
+    environment.reset(seed=0)
     earned, elapsed = 0.0, 0
     for phrase in found.best:
-        _, reward, terminated, _, info = world.step(phrase)
-        earned += world.discount**elapsed * reward
+        _, reward, terminated, _, info = environment.step(phrase)
+        earned += environment.discount**elapsed * reward
         elapsed += info["primitive_steps"]
     assert terminated
     assert earned == pytest.approx(found.optimal_return, abs=1e-9)
@@ -102,26 +102,26 @@ def test_free_text_cannot_be_planned(diary: LanguageEnv) -> None:
 
 def test_chance_is_refused() -> None:
     class Dice(Corridor):
-        def _advance(self, action: int | str | None) -> Transition:
+        def advance(self, action: int | str | None) -> Transition:
             self.np_random.random()
-            return super()._advance(action)
+            return super().advance(action)
 
     with pytest.raises(PlanningError, match="chance plays a part"):
         solve(Dice())
 
 
-def test_worlds_without_a_state_are_refused() -> None:
+def test_environments_without_a_state_are_refused() -> None:
     class Stateless(Corridor):
-        _state_fields = None
+        state_fields = None
 
     class Unhashable(Corridor):
-        def _start(self, options: dict[str, Any]) -> None:
-            super()._start(options)
+        def start(self, options: dict[str, Any]) -> None:
+            super().start(options)
             self.cell = [0]
 
-    for world, message in ((Stateless(), "_state_fields"), (Unhashable(), "unhashable")):
+    for environment, message in ((Stateless(), "state_fields"), (Unhashable(), "unhashable")):
         with pytest.raises(PlanningError, match=message):
-            solve(world)
+            solve(environment)
 
 
 def test_too_many_situations_and_returns_without_a_bound_are_refused() -> None:
@@ -131,7 +131,7 @@ def test_too_many_situations_and_returns_without_a_bound_are_refused() -> None:
     class Mint(Corridor):
         discount = 1.0
 
-        def _advance(self, action: int | str | None) -> Transition:
+        def advance(self, action: int | str | None) -> Transition:
             return Transition(1.0, False, False, {})
 
     with pytest.raises(PlanningError, match="have not settled after"):
@@ -140,7 +140,7 @@ def test_too_many_situations_and_returns_without_a_bound_are_refused() -> None:
 
 def test_best_that_goes_on_forever_has_a_value_and_no_plan() -> None:
     class Interest(Corridor):
-        def _advance(self, action: int | str | None) -> Transition:
+        def advance(self, action: int | str | None) -> Transition:
             return Transition(1.0, False, False, {})
 
     found = solve(Interest())
@@ -156,24 +156,24 @@ class Graph(LanguageEnv):
     action_names = ("a", "b")
     text_parts = (("x",),)
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 1}
-    _state_fields: ClassVar[tuple[str, ...]] = ("at",)
+    state_fields: ClassVar[tuple[str, ...]] = ("at",)
 
     def __init__(self) -> None:
         super().__init__(max_text_length=1)
         self.at = 0
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         self.at = 0
 
     def available_action_ids(self) -> tuple[int, ...]:
         return tuple(range(len(self.graph[self.at])))
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         following, reward = self.graph[self.at][action]
         self.at = self.at if following is None else following
         return Transition(reward, following is None, False, {})
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return "x"
 
 
@@ -187,10 +187,10 @@ def test_without_a_discount_the_best_way_is_the_one_that_arrives() -> None:
 
 @pytest.mark.parametrize("graph", [{0: []}, {0: [(1, 0.0), (None, 1.0)], 1: []}])
 def test_situations_in_which_nothing_can_be_said_are_refused(graph: Any) -> None:
-    world = Graph()
-    world.graph = graph
+    environment = Graph()
+    environment.graph = graph
     with pytest.raises(PlanningError, match="nothing can be said"):
-        solve(world)
+        solve(environment)
 
 
 def test_step_limits_play_no_part() -> None:

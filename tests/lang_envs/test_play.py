@@ -1,4 +1,4 @@
-"""``python -m lang_envs``: a person lists the worlds and plays one."""
+"""``python -m lang_envs``: a person lists the environments and plays one."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lang_envs import WORLDS, LanguageEnv
+from lang_envs import ENVIRONMENTS, LanguageEnv
 from lang_envs.__main__ import main, play
 from lang_envs.registration import TEMPLATES
 
@@ -32,14 +32,14 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[str | type[Bas
     return set_answers
 
 
-def test_list_shows_every_world_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_every_environment_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows] == [*WORLDS, *TEMPLATES]
+    assert [row.split()[0] for row in rows] == [*ENVIRONMENTS, *TEMPLATES]
     assert header.split()[:2] == ["id", "phrases"]
     at = header.index("summary")
-    for row, (name, world) in zip(rows, (WORLDS | TEMPLATES).items(), strict=True):
-        assert row[at:] == world.summary
+    for row, (name, environment) in zip(rows, (ENVIRONMENTS | TEMPLATES).items(), strict=True):
+        assert row[at:] == environment.summary
         assert row.startswith(f"{name} ")
     assert f"{TOMATO}  " in rows[0]
     assert rows[0].split()[1:3] == ["5", "0.9205"]
@@ -98,7 +98,7 @@ def test_numbers_count_what_is_available_now(capsys, answer, door: LanguageEnv) 
     assert "Success. 2 primitive steps; return 0.5000 (discounted by 0.5 a step), at best 0.5000." in shown
 
 
-def test_world_of_free_text_takes_lines_up_to_a_dot(capsys, answer, diary: LanguageEnv) -> None:
+def test_environment_of_free_text_takes_lines_up_to_a_dot(capsys, answer, diary: LanguageEnv) -> None:
     answer([".", "Monday:", "", "q is a letter", ".", "the end", "."])
     play(diary, seed=1)
     shown = capsys.readouterr().out
@@ -115,18 +115,18 @@ class Doors(LanguageEnv):
     discount = 0.9
     optimal_return = 1.0
     text_parts = (("The sign points left.", "The sign points right."),)
-    _state_fields = ("side",)
+    state_fields = ("side",)
 
     def __init__(self, **options):
         super().__init__(max_text_length=40, **options)
 
-    def _start(self, options):
+    def start(self, options):
         self.side = int(self.np_random.integers(2))
 
-    def _advance(self, action):
+    def advance(self, action):
         return Transition(float(action == self.side), True, False, {"success": action == self.side})
 
-    def _narrate(self):
+    def narrate(self):
         return self.text_parts[0][self.side]
 
 gym.register("Doors-v0", entry_point=lambda tokenizer="embedded", **options: TokenEnv(Doors(**options), tokenizer))
@@ -134,7 +134,7 @@ gym.register("Numbers-v0", entry_point="gymnasium.envs.classic_control.cartpole:
 """
 
 
-def test_a_world_of_ones_own_is_played(tmp_path: Path) -> None:
+def test_a_environment_of_ones_own_is_played(tmp_path: Path) -> None:
     (tmp_path / "my_doors.py").write_text(OF_ONES_OWN)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -147,7 +147,7 @@ def test_a_world_of_ones_own_is_played(tmp_path: Path) -> None:
     for name, message in (
         ("my_doors:Dors-v0", "Did you mean"),
         ("nowhere:Doors-v0", "nowhere"),
-        ("my_doors:Numbers-v0", "is a CartPoleEnv, and this is for worlds that are a lang_envs.LanguageEnv"),
+        ("my_doors:Numbers-v0", "is a CartPoleEnv, and this is for environments that are a lang_envs.LanguageEnv"),
     ):
         refused = run(name)
         assert refused.returncode == 2 and message in refused.stderr and "Traceback" not in refused.stderr
@@ -158,8 +158,8 @@ def test_unknown_id_names_the_nearest_and_the_known_ones() -> None:
         [sys.executable, "-m", "lang_envs", "play", "overcooked-tomato-salat"], capture_output=True, text=True
     )
     assert ended.returncode == 2
-    assert "there is no world 'overcooked-tomato-salat'; did you mean Overcooked-tomato-salad-v0?" in ended.stderr
-    assert all(name in ended.stderr for name in WORLDS)
+    assert "there is no environment 'overcooked-tomato-salat'; did you mean Overcooked-tomato-salad-v0?" in ended.stderr
+    assert all(name in ended.stderr for name in ENVIRONMENTS)
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
 

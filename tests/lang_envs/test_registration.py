@@ -9,9 +9,9 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 import lang_envs
-from lang_envs import WORLDS, LanguageEnv, TokenEnv, TokenSequence
+from lang_envs import ENVIRONMENTS, LanguageEnv, TokenEnv, TokenSequence
 
-IDS = sorted(name for name, world in WORLDS.items() if world.finite)
+IDS = sorted(name for name, environment in ENVIRONMENTS.items() if environment.finite)
 TOMATO = "Overcooked-tomato-salad-v0"
 
 
@@ -19,7 +19,7 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_importing_the_worlds_imports_neither_torch_nor_the_other_packages() -> None:
+def test_importing_the_environments_imports_neither_torch_nor_the_other_packages() -> None:
     loaded = run_python(
         "import sys, lang_envs, gymnasium\n"
         f"env = gymnasium.make({TOMATO!r}); env.reset(); env.step(env.action_space.encode('chop'))\n"
@@ -53,7 +53,7 @@ def test_every_id_is_registered_with_plain_data(name: str) -> None:
     spec = gym.spec(name)
     assert isinstance(spec.entry_point, str)
     assert EnvSpec.from_json(spec.to_json()) == spec
-    assert WORLDS[name].summary.endswith(".")
+    assert ENVIRONMENTS[name].summary.endswith(".")
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -86,7 +86,7 @@ def test_tokens_are_the_default_and_text_is_there_for_the_asking(name: str) -> N
     assert type(tokens.unwrapped) is type(text.unwrapped)
 
 
-def test_wrapping_a_text_world_by_hand_gives_the_same_as_make() -> None:
+def test_wrapping_a_text_environment_by_hand_gives_the_same_as_make() -> None:
     by_hand, made = TokenEnv(gym.make(TOMATO, interface="text")), gym.make(TOMATO)
     assert by_hand.action_space == made.action_space
     assert by_hand.reset(seed=0)[0].tolist() == made.reset(seed=0)[0].tolist()
@@ -108,12 +108,12 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Except
 @pytest.mark.filterwarnings("ignore:.*Overriding environment")
 def test_registering_twice_does_no_harm() -> None:
     gym.register_envs(lang_envs)
-    lang_envs.registration.register_worlds()
+    lang_envs.registration.register_environments()
     gym.make(TOMATO).reset()
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_class_docstring_is_the_manual_of_the_world(name: str) -> None:
+def test_class_docstring_is_the_manual_of_the_environment(name: str) -> None:
     manual = type(gym.make(name, interface="text").unwrapped).__doc__ or ""
     for heading in (
         "Description",

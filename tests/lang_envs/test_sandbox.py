@@ -880,7 +880,7 @@ def started(script: str) -> Iterator[subprocess.Popen]:
 
 
 def resident(pid: int) -> int:
-    """Memory of a process in KiB."""
+    """ActionRecord of a process in KiB."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().split("\n") if line.startswith("VmRSS"))
     return int(line.split()[1])
 
@@ -1085,7 +1085,7 @@ def test_processes_of_multiprocessing_and_vector_environments() -> None:
     script = """
 import multiprocessing
 import gymnasium as gym, numpy as np
-class World(gym.Env):
+class Environment(gym.Env):
     observation_space = gym.spaces.Box(0, 1e9, (1,))
     action_space = gym.spaces.Discrete(9)
     def reset(self, *, seed=None, options=None):
@@ -1101,7 +1101,7 @@ processes = [context.Process(target=use, args=(sandbox, queue)) for _ in range(2
 for process in processes: process.start()
 assert [queue.get(timeout=30) for _ in processes] == [True, True]
 for process in processes: process.join()
-envs = gym.vector.AsyncVectorEnv([World] * 2, context="fork")
+envs = gym.vector.AsyncVectorEnv([Environment] * 2, context="fork")
 envs.reset()
 assert envs.step(np.array([3, 5]))[0].ravel().tolist() == [9, 25]
 tell()

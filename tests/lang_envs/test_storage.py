@@ -106,7 +106,7 @@ def test_a_state_of_other_fields_is_refused() -> None:
     env = gym.make("Overcooked-tomato-salad-v0").unwrapped
     state = env.get_wrapper_attr("state")
     with pytest.raises(ValueError, match="has no state of the fields"):
-        env.state = state | {"fields": state["fields"] | {"_advance": 1}}
+        env.state = state | {"fields": state["fields"] | {"advance": 1}}
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def test_chat_template_goes_around_the_observation() -> None:
     user, assistant = (chat.convert_tokens_to_ids(token) for token in special[2:])
     assert ids[:2] == (tokenizer.begin_id, user), "one begin token, not two"
     assert ids.count(tokenizer.begin_id) == 1
-    assert ids.count(assistant) == 1, "what the world says is never read as a special token"
+    assert ids.count(assistant) == 1, "what the environment says is never read as a special token"
     assert tokenizer.decode(ids) == f"<s><|user|>\n{text}\n<|assistant|>\n"
     assert_keeps_everything(tokenizer)
     assert tokenizer != load_tokenizer(hugging_face(byte_level(special=special), bos_token="<s>"))

@@ -1,4 +1,4 @@
-"""The space of token sequences, and the wrapper that turns a text world into one of token ids."""
+"""The space of token sequences, and the wrapper that turns a text environment into one of token ids."""
 
 import copy
 import pickle
@@ -109,11 +109,11 @@ def test_space_needs_room_for_a_token() -> None:
 
 def test_spaces_are_as_long_as_the_longest_text_and_phrase_need() -> None:
     env = gym.make(TOMATO)
-    world, tokenizer = env.unwrapped, env.get_wrapper_attr("tokenizer")
-    longest = max(len(tokenizer.encode(" " + name)) + 1 for name in world.action_names)
+    environment, tokenizer = env.unwrapped, env.get_wrapper_attr("tokenizer")
+    longest = max(len(tokenizer.encode(" " + name)) + 1 for name in environment.action_names)
     assert env.action_space.max_length == longest
     assert env.observation_space.max_length < 100
-    for name in world.action_names:
+    for name in environment.action_names:
         assert env.action_space.decode(env.action_space.encode(name)).strip() == name
 
 
@@ -130,13 +130,15 @@ def test_too_short_spaces_are_refused_by_name_and_number() -> None:
 
 @pytest.mark.parametrize("argument", ["max_observation_tokens", "max_action_tokens"])
 @pytest.mark.parametrize("length", [0, -1])
-@pytest.mark.parametrize("world", ["door", "diary"])
-def test_lengths_below_one_are_refused(argument: str, length: int, world: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("environment", ["door", "diary"])
+def test_lengths_below_one_are_refused(
+    argument: str, length: int, environment: str, request: pytest.FixtureRequest
+) -> None:
     with pytest.raises(ValueError, match=f"{argument}={length}|must be at least 1, not {length}"):
-        TokenEnv(request.getfixturevalue(world), **{argument: length})
+        TokenEnv(request.getfixturevalue(environment), **{argument: length})
 
 
-def test_only_language_worlds_can_be_wrapped() -> None:
+def test_only_language_environments_can_be_wrapped() -> None:
     with pytest.raises(ValueError, match="TokenEnv wraps a LanguageEnv, not CartPoleEnv"):
         TokenEnv(gym.make("CartPole-v1"))
 
@@ -181,9 +183,9 @@ def test_bytes_that_are_no_text_are_an_unknown_phrase() -> None:
 
 def test_observation_cache_does_not_outgrow_its_bounds(diary: LanguageEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lang_envs.tokens._CACHE_ENTRIES", 5)
-    world = gym.make(TOMATO, interface="text").unwrapped
-    assert isinstance(world, LanguageEnv)
-    env = TokenEnv(world)
+    environment = gym.make(TOMATO, interface="text").unwrapped
+    assert isinstance(environment, LanguageEnv)
+    env = TokenEnv(environment)
     _, info = env.reset(seed=0)
     seen = set()
     for number in range(40):
@@ -203,7 +205,7 @@ def test_observation_cache_does_not_outgrow_its_bounds(diary: LanguageEnv, monke
 # ------------------------------------------------------------------------------------------------------ open-ended text
 
 
-def test_open_ended_worlds_get_roomy_spaces(diary: LanguageEnv) -> None:
+def test_open_ended_environments_get_roomy_spaces(diary: LanguageEnv) -> None:
     env = TokenEnv(diary)
     assert (env.observation_space.max_length, env.action_space.max_length) == (1024, 128)
     observation, info = env.reset(seed=0)

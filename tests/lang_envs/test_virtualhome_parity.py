@@ -21,20 +21,20 @@ def test_recording_replays_without_a_mismatch(file: Path) -> None:
     recording = json.loads(gzip.decompress(file.read_bytes()))
     task = file.name.removeprefix("virtualhome-").removesuffix(".json.gz")
     env = gym.make(f"VirtualHome-{task}-v0", interface="text")
-    world = env.unwrapped
-    assert world.action_names == tuple(recording["actions"])
-    assert world.symbolic_fields == tuple(recording["fields"])
-    assert world.max_steps == recording["max_episode_steps"]
+    environment = env.unwrapped
+    assert environment.action_names == tuple(recording["actions"])
+    assert environment.symbolic_fields == tuple(recording["fields"])
+    assert environment.max_steps == recording["max_episode_steps"]
 
     steps, successes, time_outs = 0, 0, 0
     for number, episode in enumerate(recording["episodes"]):
         _, info = env.reset(seed=number)
-        assert world.symbolic_observation().tolist() == episode["init"], f"episode {number}, start"
+        assert environment.symbolic_observation().tolist() == episode["init"], f"episode {number}, start"
         assert list(info["available_action_ids"]) == episode["available"], f"episode {number}, start"
         for at, (action, reward, over, observation, available) in enumerate(episode["steps"]):
-            _, ours, terminated, truncated, info = env.step(world.action_names[action])
-            where = f"episode {number}, step {at}, {world.action_names[action]!r}"
-            assert world.symbolic_observation().tolist() == observation, where
+            _, ours, terminated, truncated, info = env.step(environment.action_names[action])
+            where = f"episode {number}, step {at}, {environment.action_names[action]!r}"
+            assert environment.symbolic_observation().tolist() == observation, where
             assert ours == pytest.approx(reward, abs=1e-9), where
             assert (terminated or truncated) == over, where
             assert info["action_valid"], where

@@ -307,7 +307,7 @@ def test_fifty_steps_truncate_and_another_limit_can_be_set() -> None:
         assert ends == [(False, False)] * (limit - 1) + [(False, True)]
 
 
-def test_success_in_the_last_step_is_an_end_of_the_world_not_of_time() -> None:
+def test_success_in_the_last_step_is_an_end_of_the_environment_not_of_time() -> None:
     env = gym.make("VirtualHome-cheese-v0", interface="text", max_steps=6)
     env.reset(seed=0)
     plan = ("walk to the cheese", "grab the cheese", "walk to the microwave", "open the microwave",
@@ -337,7 +337,7 @@ def test_copies_share_what_is_remembered_and_nothing_else() -> None:
     env.step("walk to the cheese")
     for twin in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert twin._course is env._course
-        assert twin.step("grab the cheese")[0] != env._narrate()
+        assert twin.step("grab the cheese")[0] != env.narrate()
 
 
 def test_what_is_remembered_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

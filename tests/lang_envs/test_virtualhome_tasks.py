@@ -10,9 +10,9 @@ import yaml
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
-from lang_envs import WORLDS
+from lang_envs import ENVIRONMENTS
 from lang_envs.planner import solve
-from lang_envs.registration import World
+from lang_envs.registration import Environment
 from lang_envs.virtualhome import TASKS, UNSEEN_TASKS, Task, Thing, load_task, put_away
 from lang_envs.virtualhome.env import VirtualHomeEnv
 
@@ -72,14 +72,16 @@ def test_optima_are_those_of_the_paper() -> None:
 
 
 def test_every_task_has_an_id_and_eight_are_unseen() -> None:
-    assert [name for name in WORLDS if name.startswith("VirtualHome")] == [f"VirtualHome-{task}-v0" for task in TASKS]
+    assert [name for name in ENVIRONMENTS if name.startswith("VirtualHome")] == [
+        f"VirtualHome-{task}-v0" for task in TASKS
+    ]
     assert len(UNSEEN_TASKS) == 8
     assert len({TASKS[task].things for task in UNSEEN_TASKS}) == 8
 
 
 def test_a_ninth_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "soup", put_away("Heat the soup in the oven.", "soup", "oven", thing_in="bathroom"))
-    row = World("lang_envs.virtualhome.env:VirtualHomeEnv", "", {"task": "soup"})
+    row = Environment("lang_envs.virtualhome.env:VirtualHomeEnv", "", {"task": "soup"})
     env = gym.make("VirtualHome-v0", **row.kwargs)
     check_env(env.unwrapped.unwrapped, skip_render_check=True)
     assert succeeds("soup") == 8

@@ -23,7 +23,7 @@ from transformers import (
 
 from lang_envs.assets import TOKENIZER_FILE
 
-WORLD = "Overcooked-tomato-salad-v0"
+ENVIRONMENT = "Overcooked-tomato-salad-v0"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|prefix|>{{ message['role'] }}: {{ message['content'] }}<|suffix|>{% endfor %}"
     "{% if add_generation_prompt %}<|prefix|>assistant:{% endif %}"
@@ -83,8 +83,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def make_envs() -> Callable[..., gym.vector.VectorEnv]:
-    def make(num_envs: int = 2, world: str = WORLD, **options: Any) -> gym.vector.VectorEnv:
+    def make(num_envs: int = 2, environment: str = ENVIRONMENT, **options: Any) -> gym.vector.VectorEnv:
         kwargs = {"autoreset_mode": options.pop("autoreset_mode", AutoresetMode.SAME_STEP)}
-        return gym.make_vec(world, num_envs=num_envs, vectorization_mode="sync", vector_kwargs=kwargs, **options)
+        return gym.make_vec(environment, num_envs=num_envs, vectorization_mode="sync", vector_kwargs=kwargs, **options)
 
     return make

@@ -40,7 +40,7 @@ class Case(NamedTuple):
     """One training: of the embedded model in float32, or of a small Llama in bfloat16, as on a GPU."""
 
     algo: str
-    behaviour: str
+    sampling: str
     model: str = "embedded"
 
 
@@ -50,8 +50,8 @@ def cases() -> list[Case]:
     from trainers.agents.common import PPOAgent
 
     algos = [name for name in AGENTS if issubclass(agent_class(name), PPOAgent)]
-    embedded = [Case(algo, behaviour) for algo in algos for behaviour in SAMPLING]
-    return embedded + [Case(algos[0], behaviour, "llama") for behaviour in SAMPLING]
+    embedded = [Case(algo, sampling) for algo in algos for sampling in SAMPLING]
+    return embedded + [Case(algos[0], sampling, "llama") for sampling in SAMPLING]
 
 
 def run(case: Case, folder: Path) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     import trainers
 
     options: dict[str, Any] = {
-        "behaviour": case.behaviour,
+        "sampling": case.sampling,
         "device": DEVICE,
         "epochs": 1,
         "minibatches": MINIBATCHES,

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 import trainers
 from lang_envs import LanguageEnv, TokenEnv, Transition
-from trainers import Decision, Rollout, check_agent
+from trainers import Action, Rollout, check_agent
 from trainers.agents import agent_class
 from trainers.agents.common import PPOAgent
 from trainers.credit import action_gae
@@ -23,7 +23,7 @@ from trainers.loop import evaluate, train
 from trainers.rollout import begin, collect
 
 Envs = Callable[..., gym.vector.VectorEnv]
-WORLD = "Overcooked-tomato-salad-v0"
+ENVIRONMENT = "Overcooked-tomato-salad-v0"
 LEARNERS = ("poad", "ntpo", "twosome")
 
 
@@ -33,15 +33,15 @@ def play(agent: Any, envs: gym.vector.VectorEnv, steps: int = 8) -> Any:
 
 @pytest.mark.parametrize("name", [*LEARNERS, "random"])
 def test_the_suites_agents_keep_the_contract(name: str) -> None:
-    env = gym.make(WORLD)
+    env = gym.make(ENVIRONMENT)
     check_agent(trainers.make(name, env, seed=1), env)
 
 
-@pytest.mark.parametrize("behaviour", ["trie", "candidates", "free"])
+@pytest.mark.parametrize("sampling", ["trie", "candidates", "free"])
 @pytest.mark.parametrize("name", LEARNERS)
-def test_every_behaviour_acts_and_learns(name: str, behaviour: str, make_envs: Envs) -> None:
+def test_every_behaviour_acts_and_learns(name: str, sampling: str, make_envs: Envs) -> None:
     envs = make_envs(2)
-    agent = trainers.make(name, envs, behaviour=behaviour, seed=1, minibatches=2, epochs=2)
+    agent = trainers.make(name, envs, sampling=sampling, seed=1, minibatches=2, epochs=2)
     metrics = agent.learn(play(agent, envs))
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["entropy"] > 0
@@ -49,7 +49,7 @@ def test_every_behaviour_acts_and_learns(name: str, behaviour: str, make_envs: E
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", LEARNERS)
-def test_hugging_face_models_learn_in_worlds_that_speak_their_tokens(
+def test_hugging_face_models_learn_in_environments_that_speak_their_tokens(
     name: str, kind: str, tiny_model: Callable[[str], Path], make_envs: Envs
 ) -> None:
     folder = str(tiny_model(kind))
@@ -66,9 +66,9 @@ def test_a_4bit_model_goes_through_acting_learning_and_free_text(
 ) -> None:
     pytest.importorskip("bitsandbytes")
     folder = str(tiny_model("llama"))
-    for behaviour in ("trie", "free"):
+    for sampling in ("trie", "free"):
         envs = make_envs(2, tokenizer=folder)
-        agent = trainers.make("poad", envs, model=folder, quantize="4bit", behaviour=behaviour, seed=1)
+        agent = trainers.make("poad", envs, model=folder, quantize="4bit", sampling=sampling, seed=1)
         assert np.isfinite(list(agent.learn(play(agent, envs, 4)).values())).all()
 
 
@@ -83,11 +83,11 @@ def test_a_model_object_is_taken_as_it_is(tiny_model: Callable[[str], Path], mak
     agent.learn(play(agent, envs, 4))
 
 
-def test_worlds_with_other_tokens_are_refused_and_the_way_out_is_named(
+def test_environments_with_other_tokens_are_refused_and_the_way_out_is_named(
     tiny_model: Callable[[str], Path], make_envs: Envs
 ) -> None:
     folder = str(tiny_model("qwen2"))
-    with pytest.raises(ValueError, match=r"make the worlds with tokenizer='.*qwen2"):
+    with pytest.raises(ValueError, match=r"make the environments with tokenizer='.*qwen2"):
         trainers.make("poad", make_envs(1), model=folder)
 
 
@@ -95,7 +95,7 @@ def test_worlds_with_other_tokens_are_refused_and_the_way_out_is_named(
     ("settings", "message"),
     [
         ({"behavior": "trie"}, "behavior"),
-        ({"behaviour": "beam"}, "beam"),
+        ({"sampling": "beam"}, "beam"),
         ({"normalisation": "letter"}, "letter"),
         ({"gamma": 1.5}, "gamma=1.5"),
         ({"epochs": 0}, "epochs=0"),
@@ -111,12 +111,12 @@ def test_worlds_with_other_tokens_are_refused_and_the_way_out_is_named(
 )
 def test_settings_that_make_no_sense_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        trainers.make("poad", gym.make(WORLD), **settings)
+        trainers.make("poad", gym.make(ENVIRONMENT), **settings)
 
 
 def test_action_level_agents_have_no_lambda_for_tokens() -> None:
     with pytest.raises(ValueError, match="TwosomeSettings has no gae_lambda_token"):
-        trainers.make("twosome", gym.make(WORLD), gae_lambda_token=0.95)
+        trainers.make("twosome", gym.make(ENVIRONMENT), gae_lambda_token=0.95)
 
 
 def test_an_unknown_agent_is_told_the_nearest_name() -> None:
@@ -159,36 +159,36 @@ class OneTokenPhrases(LanguageEnv):
         super().__init__(max_text_length=32)
         self.time = 0
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         self.time = 0
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         self.time += 1
         return Transition(float(action == 0), self.time == 5, False, {"success": action == 0})
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return self.text_parts[0][self.time % 2]
 
 
-def test_a_world_without_phrases_gets_free_text_and_nothing_else() -> None:
+def test_a_environment_without_phrases_gets_free_text_and_nothing_else() -> None:
     class Anything(OneTokenPhrases):
         action_names = ()
         text_parts = None
 
     env = TokenEnv(Anything())
     for name in LEARNERS:
-        assert trainers.make(name, env).settings.behaviour == "free"
-    with pytest.raises(ValueError, match="behaviour='trie' needs phrases to choose from; use behaviour='free' here"):
-        trainers.make("poad", env, behaviour="trie")
+        assert trainers.make(name, env).settings.sampling == "free"
+    with pytest.raises(ValueError, match="sampling='trie' needs phrases to choose from; use sampling='free' here"):
+        trainers.make("poad", env, sampling="trie")
 
 
 def test_a_reward_that_is_no_number_is_named() -> None:
     class Broken(OneTokenPhrases):
-        def _advance(self, action: int | str | None) -> Transition:
-            return super()._advance(action)._replace(reward=float("nan"))
+        def advance(self, action: int | str | None) -> Transition:
+            return super().advance(action)._replace(reward=float("nan"))
 
     envs = gym.vector.SyncVectorEnv([lambda: TokenEnv(Broken())], autoreset_mode=AutoresetMode.SAME_STEP)
-    with pytest.raises(ValueError, match="a world gave the reward nan"):
+    with pytest.raises(ValueError, match="an environment gave the reward nan"):
         play(trainers.make("random", envs), envs, 1)
 
 
@@ -224,7 +224,7 @@ def test_an_agent_learns_the_better_of_two_phrases(name: str) -> None:
     agent = trainers.make(name, envs, seed=4)
     train(agent, envs, 2048, rollout_steps=32)
     played = collect(agent, envs, begin(envs, seed=9), 20, discount=0.9)
-    assert np.mean([decision.text == "chop" for row in played.decisions for decision in row]) > 0.9
+    assert np.mean([decision.text == "chop" for row in played.actions for decision in row]) > 0.9
 
 
 def phrases(infos: Sequence[dict[str, Any]]) -> list[Any]:
@@ -245,9 +245,9 @@ def test_with_no_discount_inside_actions_the_first_tokens_advantage_is_the_actio
     torch.nn.init.normal_(agent.policy.critic[-1].weight)
     rollout = play(agent, envs, 12)
     batch = agent._batch(rollout)
-    asked = [decision.memory.question for row in rollout.decisions for decision in row]
+    asked = [decision.record.query for row in rollout.actions for decision in row]
     values = np.array([nodes[0] for nodes in agent.policy.values(asked)]).reshape(rollout.rewards.shape)
-    last = [agent.question(*pair) for pair in zip(rollout.last_observations, phrases(rollout.last_infos), strict=True)]
+    last = [agent.query(*pair) for pair in zip(rollout.last_observations, phrases(rollout.last_infos), strict=True)]
     following = np.concatenate([values[1:], [[nodes[0] for nodes in agent.policy.values(last)]]])
     expected, _ = action_gae(
         rollout.rewards,
@@ -269,14 +269,14 @@ def test_what_follows_a_truncation_is_the_value_of_the_final_observation(make_en
     class Idle:
         """Lets the learner decide, and then waits instead, so that episodes run out of time."""
 
-        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Decision]:
-            return [Decision("chop", (), made.memory) for made in learner.act(observations, infos)]
+        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Action]:
+            return [Action("chop", (), made.record) for made in learner.act(observations, infos)]
 
     rollout = collect(Idle(), envs, begin(envs, seed=0), 205, discount=0.99)
     assert len(rollout.final) == 2, agent
     *_, next_values = credited(learner, rollout)
     for (t, n), (observation, info) in rollout.final.items():
-        (values,) = learner.policy.values([learner.question(observation, info["available_actions"])])
+        (values,) = learner.policy.values([learner.query(observation, info["available_actions"])])
         assert next_values[t, n] == pytest.approx(values[0], abs=1e-5) != 0
     learner.settings = type(learner.settings)(**{**vars(learner.settings), "truncation_is_termination": True})
     *_, next_values = credited(learner, rollout)
@@ -289,11 +289,11 @@ def test_actions_are_drawn_with_the_policys_probabilities(make_envs: Envs) -> No
     observations, infos = envs.reset(seed=0)
     infos = [{"available_actions": infos["available_actions"][0]}]
     (decision,) = agent.act(observations, infos)
-    probabilities = np.exp(decision.memory.assessment.action_log_probs)
-    drawn = [agent.act(observations, infos)[0].memory.choice for _ in range(4000)]
+    probabilities = np.exp(decision.record.output.action_log_probs)
+    drawn = [agent.act(observations, infos)[0].record.choice for _ in range(4000)]
     np.testing.assert_allclose(np.bincount(drawn, minlength=len(probabilities)) / 4000, probabilities, atol=0.03)
     (greedy,) = agent.act(observations, infos, greedy=True)
-    assert greedy.memory.choice == probabilities.argmax()
+    assert greedy.record.choice == probabilities.argmax()
 
 
 def test_the_policy_stands_still_once_it_has_moved_too_far(make_envs: Envs) -> None:
@@ -305,12 +305,12 @@ def test_the_policy_stands_still_once_it_has_moved_too_far(make_envs: Envs) -> N
 
 def test_learning_rates_fall_to_zero_where_asked(make_envs: Envs) -> None:
     envs = make_envs(2)
-    agent = trainers.make("poad", envs, seed=7, anneal_decisions=32, actor_lr=1e-3)
+    agent = trainers.make("poad", envs, seed=7, anneal_steps=32, actor_lr=1e-3)
     assert [agent.learn(play(agent, envs))["actor_lr"] for _ in range(3)] == pytest.approx([1e-3, 5e-4, 0])
 
 
-@pytest.mark.parametrize(("name", "behaviour"), [("poad", "trie"), ("poad", "candidates"), ("twosome", "trie")])
-def test_gradients_do_not_depend_on_branches_that_were_not_taken(name: str, behaviour: str, make_envs: Envs) -> None:
+@pytest.mark.parametrize(("name", "sampling"), [("poad", "trie"), ("poad", "candidates"), ("twosome", "trie")])
+def test_gradients_do_not_depend_on_branches_that_were_not_taken(name: str, sampling: str, make_envs: Envs) -> None:
     found = []
     for level in ("action", "token"):  # all candidates, or the taken ones alone
         envs = make_envs(2)
@@ -318,7 +318,7 @@ def test_gradients_do_not_depend_on_branches_that_were_not_taken(name: str, beha
             name,
             envs,
             seed=8,
-            behaviour=behaviour,
+            sampling=sampling,
             entropy_level=level,
             entropy_coefficient=0.0,
             epochs=1,
@@ -360,7 +360,7 @@ def test_saving_leaves_the_agent_as_it_was_and_plain_peft_loads_the_adapter(tmp_
 
 def test_a_folder_without_an_agent_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no saved agent"):
-        trainers.make("poad", gym.make(WORLD)).load(tmp_path)
+        trainers.make("poad", gym.make(ENVIRONMENT)).load(tmp_path)
 
 
 class ReadmeAgent:
@@ -369,18 +369,18 @@ class ReadmeAgent:
     def __init__(self, envs: Any, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
 
-    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
-        return [Decision(str(self.random.choice(info["available_actions"]))) for info in infos]
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
+        return [Action(str(self.random.choice(info["available_actions"]))) for info in infos]
 
 
 def test_an_agent_that_only_plays_passes_and_can_be_evaluated() -> None:
     class FirstPhrase(ReadmeAgent):
-        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Decision]:
-            return [Decision(info["available_actions"][0]) for info in infos]
+        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Action]:
+            return [Action(info["available_actions"][0]) for info in infos]
 
-    env = gym.make(WORLD)
+    env = gym.make(ENVIRONMENT)
     check_agent(FirstPhrase(env), env)
-    played = evaluate(FirstPhrase(env), WORLD, 3)
+    played = evaluate(FirstPhrase(env), ENVIRONMENT, 3)
     assert played.returns.shape == (3,)
     assert played.success_rate == 0
 
@@ -389,18 +389,18 @@ def test_an_agent_that_only_plays_passes_and_can_be_evaluated() -> None:
     ("spoil", "message"),
     [
         (lambda made: made[:1], "made 1 decisions"),
-        (lambda made: [Decision("fly away")] * 2, "'fly away' is not one of"),
-        (lambda made: [Decision("chop", (99999,) * 3)] * 2, "token_ids"),
+        (lambda made: [Action("fly away")] * 2, "'fly away' is not one of"),
+        (lambda made: [Action("chop", (99999,) * 3)] * 2, "token_ids"),
         (lambda made: tuple(made), "list of decisions"),
-        (lambda made: ["chop", "chop"], "trainers.Decision"),
+        (lambda made: ["chop", "chop"], "trainers.Action"),
     ],
 )
 def test_check_agent_finds_what_is_wrong(spoil: Callable[[Any], Any], message: str) -> None:
     class Spoilt(ReadmeAgent):
         def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> Any:
-            return spoil([Decision("chop") for _ in infos])
+            return spoil([Action("chop") for _ in infos])
 
-    env = gym.make(WORLD)
+    env = gym.make(ENVIRONMENT)
     with pytest.raises(AssertionError, match=message):
         check_agent(Spoilt(env), env)
 
@@ -410,7 +410,7 @@ def test_check_agent_names_a_signature_that_is_another() -> None:
         def act(self, observation: Any) -> Any:  # type: ignore[override]
             return []
 
-    env = gym.make(WORLD)
+    env = gym.make(ENVIRONMENT)
     with pytest.raises(AssertionError, match=r"act takes .* too many positional arguments"):
         check_agent(Narrow(env), env)
 
@@ -419,8 +419,8 @@ def test_check_agent_finds_an_agent_that_forgets_what_it_learnt(make_envs: Envs)
     class Forgetful(ReadmeAgent):
         favourite = 0
 
-        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Decision]:
-            return [Decision(info["available_actions"][self.favourite]) for info in infos]
+        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Action]:
+            return [Action(info["available_actions"][self.favourite]) for info in infos]
 
         def learn(self, rollout: Any) -> dict[str, float]:
             self.favourite = 2
@@ -431,6 +431,6 @@ def test_check_agent_finds_an_agent_that_forgets_what_it_learnt(make_envs: Envs)
         def load(self, folder: Path) -> None:
             self.favourite = 0
 
-    env = gym.make(WORLD)
+    env = gym.make(ENVIRONMENT)
     with pytest.raises(AssertionError, match="after loading what it saved"):
         check_agent(Forgetful(env), env)

@@ -273,12 +273,12 @@ class Coin(LanguageEnv):
     def __init__(self) -> None:
         super().__init__(max_text_length=20)
 
-    def _start(self, options: dict[str, Any]) -> None: ...
+    def start(self, options: dict[str, Any]) -> None: ...
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         return Transition(1.0, True, False, {})
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return self.text_parts[0][0]
 
 

@@ -1,4 +1,4 @@
-"""Worlds in which programs are written: what training keeps of them; agents that write free text in the real one."""
+"""Environments in which programs are written: what training keeps of them; agents that write free text in the real one."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Workshop(LanguageEnv):
     """Every third answer works, and the n-th in all scores ``scores[n]``."""
 
     scores = (0.3, 0.7, 0.5, 0.9, 0.6, 0.8)
-    _state_fields = ("written",)
+    state_fields = ("written",)
 
     def __init__(self) -> None:
         super().__init__(max_text_length=40)
         self.written = 0
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         pass
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         self.written += 1
         if self.written % 3:
             return Transition(-1.0, False, False, {"works": False})
@@ -38,7 +38,7 @@ class Workshop(LanguageEnv):
         info = {"works": True, "success": True, "score": score, "script": f"score = {score}\n"}
         return Transition(score, True, False, info)
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return "Write something."
 
     def random_text(self, rng: np.random.Generator) -> str:
@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_still_knows_its_best_program(tmp_path: Path) -> None
     assert (tmp_path / "best_program.py").read_text() == "score = 0.9\n# Found by step 12.\n"
 
 
-def test_a_world_in_which_nothing_works_has_no_best_program(tmp_path: Path) -> None:
+def test_a_environment_in_which_nothing_works_has_no_best_program(tmp_path: Path) -> None:
     envs = lang_envs.make_vec(lambda: TokenEnv(Workshop()), 1)
     lines = trainers.train(trainers.make("random", envs), envs, 2, run_dir=tmp_path, rollout_steps=2)
     assert lines[0]["works"] == 0 and "best_score" not in lines[0]
@@ -82,11 +82,11 @@ def test_free_text_agents_learn_from_the_ids_that_they_sampled(name: str) -> Non
     envs = lang_envs.make_vec(CODING, 4)
     agent: Any = trainers.make(name, envs, seed=1, max_action_tokens=24, epochs=1, minibatches=2)
     rollout = collect(agent, envs, begin(envs, seed=0), 2, discount=0.95)
-    for row in rollout.decisions:
+    for row in rollout.actions:
         for decision in row:
-            (candidate,) = decision.memory.question[1].candidates
+            (candidate,) = decision.record.query[1].candidates
             assert candidate == decision.token_ids
-    first = rollout.decisions[0][0]
+    first = rollout.actions[0][0]
     text = envs.envs[0].get_wrapper_attr("tokenizer").decode(first.token_ids)
     program = rollout.outcomes[0][0]["program"]
     shown = [line.strip() for line in text.split("<|end|>")[0].splitlines() if line.strip()]

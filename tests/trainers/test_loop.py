@@ -25,7 +25,7 @@ from trainers.checkpoint import load_checkpoint, save_checkpoint
 from trainers.loop import evaluate, train
 
 Envs = Callable[..., gym.vector.VectorEnv]
-WORLD = "Overcooked-tomato-salad-v0"
+ENVIRONMENT = "Overcooked-tomato-salad-v0"
 
 TRAIN = """
 import sys
@@ -146,7 +146,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, make_envs: Env
             train(trainers.make("random", make_envs(1)), make_envs(1), 8, run_dir=tmp_path / "run")
 
 
-def test_a_step_limit_put_around_a_world_is_resumed_too(tmp_path: Path, make_envs: Envs) -> None:
+def test_a_step_limit_put_around_a_environment_is_resumed_too(tmp_path: Path, make_envs: Envs) -> None:
     for folder, parts in (("whole", (96,)), ("parts", (32, 96))):
         for number, steps in enumerate(parts):
             envs = make_envs(2, max_episode_steps=13)
@@ -177,8 +177,8 @@ class Learner:
         self.metrics = iter(metrics)
         self.saves = 0
 
-    def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[trainers.Decision]:
-        return [trainers.Decision(info["available_actions"][-1]) for info in infos]
+    def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[trainers.Action]:
+        return [trainers.Action(info["available_actions"][-1]) for info in infos]
 
     def learn(self, rollout: trainers.Rollout) -> dict[str, float]:
         return next(self.metrics)
@@ -252,10 +252,10 @@ def test_files_are_replaced_in_one_piece(tmp_path: Path) -> None:
 
 def test_evaluation_plays_as_many_whole_episodes_as_asked(make_envs: Envs) -> None:
     class Waiter:
-        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[trainers.Decision]:
-            return [trainers.Decision("chop") for _ in infos]
+        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[trainers.Action]:
+            return [trainers.Action("chop") for _ in infos]
 
-    played = evaluate(Waiter(), WORLD, 5, num_envs=2)
+    played = evaluate(Waiter(), ENVIRONMENT, 5, num_envs=2)
     idle_forever = -0.001 * (1 - 0.99**200) / (1 - 0.99)
     np.testing.assert_allclose(played.returns, [idle_forever] * 5)
     assert played.mean_return == pytest.approx(idle_forever)
@@ -263,14 +263,14 @@ def test_evaluation_plays_as_many_whole_episodes_as_asked(make_envs: Envs) -> No
 
 
 def test_evaluation_is_the_same_for_the_same_seed(make_envs: Envs) -> None:
-    first, second = (evaluate(trainers.make("random", make_envs(1), seed=3), WORLD, 8).returns for _ in range(2))
+    first, second = (evaluate(trainers.make("random", make_envs(1), seed=3), ENVIRONMENT, 8).returns for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
 def test_environments_in_processes_of_their_own_train_and_resume_alike(tmp_path: Path) -> None:
     def envs() -> gym.vector.VectorEnv:
         kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        return gym.make_vec(WORLD, num_envs=2, vectorization_mode="async", vector_kwargs=kwargs)
+        return gym.make_vec(ENVIRONMENT, num_envs=2, vectorization_mode="async", vector_kwargs=kwargs)
 
     whole = envs()
     agent = trainers.make("random", whole, seed=2)

@@ -21,7 +21,7 @@ from trainers import language_model
 from trainers.adapters import AdaptedLinear
 from trainers.language_model import LanguageModel, load_language_model
 from trainers.policy import LanguagePolicy
-from trainers.prefix_tree import PackedBatch, Question, build_tree, pack
+from trainers.prefix_tree import PackedBatch, Query, build_tree, pack
 
 PHRASES = ("get the tomato", "get the bowl", "go to the cutting board", "deliver the dish", "chop", "chop the bowl")
 OTHER_PHRASES = ("get the onion", "chop")
@@ -43,11 +43,11 @@ def load(kind: str, tiny_model: Callable[[str], Path], **options: object) -> Lan
     return model
 
 
-def make_policy(model: LanguageModel, behaviour: str = "trie", normalisation: str = "token") -> LanguagePolicy:
-    return LanguagePolicy(model, behaviour=behaviour, normalisation=normalisation, critic_hidden=(16,))
+def make_policy(model: LanguageModel, sampling: str = "trie", normalisation: str = "token") -> LanguagePolicy:
+    return LanguagePolicy(model, sampling=sampling, normalisation=normalisation, critic_hidden=(16,))
 
 
-def questions(model: LanguageModel) -> list[Question]:
+def queries(model: LanguageModel) -> list[Query]:
     tokenizer = model.tokenizer
     return [
         (
@@ -78,18 +78,18 @@ def reference_trie_log_probs(
 
 
 @pytest.mark.parametrize("kind", ["embedded", "llama", "qwen2", "mamba"])
-@pytest.mark.parametrize("behaviour", ["trie", "candidates"])
+@pytest.mark.parametrize("sampling", ["trie", "candidates"])
 def test_token_log_probs_equal_those_of_single_unpadded_rows(
-    kind: str, behaviour: str, tiny_model: Callable[[str], Path]
+    kind: str, sampling: str, tiny_model: Callable[[str], Path]
 ) -> None:
     model = load(kind, tiny_model)
-    policy = make_policy(model, behaviour)
-    asked = questions(model)
+    policy = make_policy(model, sampling)
+    asked = queries(model)
     scores = policy.score(model.pack(asked))
     for b, (prompt, tree) in enumerate(asked):
         for k, candidate in enumerate(tree.candidates):
             logits = reference_logits(model, prompt, candidate)
-            if behaviour == "trie":
+            if sampling == "trie":
                 expected = reference_trie_log_probs(logits, candidate, tree.candidates)
             else:
                 expected = logits.log_softmax(-1)[torch.arange(len(candidate)), torch.tensor(candidate)]
@@ -105,8 +105,8 @@ def test_packed_scores_and_their_gradients_equal_naive_ones(kind: str, tiny_mode
     found = []
     for packs in (True, False):
         model.packs = packs
-        scores = policy.score(model.pack(questions(model)))
-        features = model.features(questions(model))
+        scores = policy.score(model.pack(queries(model)))
+        features = model.features(queries(model))
         gradients = torch.autograd.grad(scores.token_log_probs.square().sum(), model.trainable_parameters())
         found.append((scores, features, gradients))
     (packed, packed_features, packed_gradients), (naive, naive_features, naive_gradients) = found
@@ -119,7 +119,7 @@ def test_packed_scores_and_their_gradients_equal_naive_ones(kind: str, tiny_mode
         torch.testing.assert_close(ours, theirs, atol=1e-5 * scale, rtol=1e-4)
 
 
-def wide_question(model: LanguageModel, count: int, prompt: int, seed: int = 0) -> Question:
+def wide_query(model: LanguageModel, count: int, prompt: int, seed: int = 0) -> Query:
     """A prompt of random tokens with ``count`` candidates of random length, many of which share their first tokens."""
     rng = np.random.default_rng(seed)
     found: set[tuple[int, ...]] = set()
@@ -130,15 +130,15 @@ def wide_question(model: LanguageModel, count: int, prompt: int, seed: int = 0) 
 
 
 @pytest.mark.parametrize("kind", ["embedded", "llama"])  # one key for each query head, and one for two
-@pytest.mark.parametrize("behaviour", ["trie", "candidates"])
+@pytest.mark.parametrize("sampling", ["trie", "candidates"])
 @pytest.mark.parametrize(("count", "length"), [(300, 20), (6, 400)])
 def test_wide_trees_and_long_prompts_are_scored_as_the_naive_way_scores_them(
-    kind: str, behaviour: str, count: int, length: int, tiny_model: Callable[[str], Path]
+    kind: str, sampling: str, count: int, length: int, tiny_model: Callable[[str], Path]
 ) -> None:
     model = load(kind, tiny_model)
-    policy = make_policy(model, behaviour)
-    prompt, tree = wide_question(model, count, length)
-    asked = [(prompt, tree), (prompt, questions(model)[1][1])]  # a prompt of two trees
+    policy = make_policy(model, sampling)
+    prompt, tree = wide_query(model, count, length)
+    asked = [(prompt, tree), (prompt, queries(model)[1][1])]  # a prompt of two trees
     assert len(tree.parts) > 2 or count == 6
     weights = None
     found = []
@@ -159,7 +159,7 @@ def test_the_cost_of_a_tree_is_linear_in_its_candidates(tiny_model: Callable[[st
     model = load("llama", tiny_model)
     sizes = {}
     for count in (200, 2000):
-        batch = model.pack([wide_question(model, count, 50)])
+        batch = model.pack([wide_query(model, count, 50)])
         sizes[count] = np.array([len(batch.input_ids), batch.visible.size])
     assert (sizes[2000] < 11 * sizes[200]).all(), "tokens, and numbers in masks"
 
@@ -169,7 +169,7 @@ def test_the_unpacked_way_keeps_to_its_tokens_per_forward(kind: str, tiny_model:
     model = load(kind, tiny_model)
     model.packs = False
     policy = make_policy(model)
-    asked = [wide_question(model, 30, 60), *questions(model)]
+    asked = [wide_query(model, 30, 60), *queries(model)]
     whole = policy.score(model.pack(asked))
     gradients = torch.autograd.grad(whole.token_log_probs.sum(), model.trainable_parameters())
     model.tokens_per_forward = 300
@@ -193,7 +193,7 @@ from trainers.prefix_tree import build_tree
 torch.set_num_threads(1)
 model = load_language_model("embedded", device="cpu", tokens_per_forward=16)
 model.packs = False
-policy = LanguagePolicy(model, behaviour="trie", normalisation="token", critic_hidden=(16,))
+policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
 tree = build_tree(tuple((i, i + 1, 2) for i in range(10, 138)))
 peak = lambda: int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
 policy.score(model.pack([(tuple(range(5, 25)), build_tree(((5, 6, 2), (7, 2))))])).token_log_probs.sum().backward()
@@ -259,8 +259,8 @@ def test_a_wrong_tree_is_refused(
     assert "does not take tree attention" in caplog.text
 
 
-@pytest.mark.parametrize("behaviour", ["trie", "candidates"])
-def test_soft_capped_models_are_packed_and_scored_as_they_are(behaviour: str) -> None:
+@pytest.mark.parametrize("sampling", ["trie", "candidates"])
+def test_soft_capped_models_are_packed_and_scored_as_they_are(sampling: str) -> None:
     torch.manual_seed(0)
     config = Gemma2Config(
         vocab_size=load_tokenizer("embedded").vocab_size,
@@ -269,12 +269,12 @@ def test_soft_capped_models_are_packed_and_scored_as_they_are(behaviour: str) ->
     )  # fmt: skip
     model = load_language_model(Gemma2ForCausalLM(config), tokenizer="embedded", device="cpu", temperature=0.8)
     assert model.packs
-    prompt, tree = wide_question(model, 150, 30)
-    scores = make_policy(model, behaviour).score(model.pack([(prompt, tree)]), with_node_entropies=True)
+    prompt, tree = wide_query(model, 150, 30)
+    scores = make_policy(model, sampling).score(model.pack([(prompt, tree)]), with_node_entropies=True)
     for row in (0, 70, 149):
         candidate = tree.candidates[row]
         logits = reference_logits(model, prompt, candidate) / 0.8
-        if behaviour == "trie":
+        if sampling == "trie":
             expected = reference_trie_log_probs(logits, candidate, tree.candidates)
         else:
             log_probs = logits.log_softmax(-1)
@@ -290,7 +290,7 @@ def test_checkpointing_computes_the_same_gradients(tiny_model: Callable[[str], P
     found = []
     for again in (False, True):
         model = load("llama", tiny_model, gradient_checkpointing=again)
-        asked = [*questions(model), wide_question(model, 200, 30)]
+        asked = [*queries(model), wide_query(model, 200, 30)]
         scores = make_policy(model).score(model.pack(asked))
         found.append(torch.autograd.grad(scores.token_log_probs.square().sum(), model.trainable_parameters()))
     for ours, theirs in zip(*found, strict=True):
@@ -319,10 +319,10 @@ def test_cudnn_attention_is_off_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_keys_of_a_packed_batch_are_a_multiple_of_eight_on_a_gpu(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
-    scores = make_policy(model).score(model.pack(questions(model)))
-    assert model.pack(questions(model)).visible.shape[-1] % 8
+    scores = make_policy(model).score(model.pack(queries(model)))
+    assert model.pack(queries(model)).visible.shape[-1] % 8
     model.device = torch.device("meta")
-    batch = model.pack(questions(model))
+    batch = model.pack(queries(model))
     assert batch.visible.shape[-1] % 8 == 0
     model.device = torch.device("cpu")
     aligned = make_policy(model).score(batch)
@@ -338,7 +338,7 @@ def test_no_dropout_is_left_in_models_that_call_it_as_a_function() -> None:
     model = load_language_model(OPTForCausalLM(config), tokenizer="embedded", device="cpu", gradient_checkpointing=True)
     assert model.packs
     policy = make_policy(model)
-    found = [policy.score(model.pack([wide_question(model, 20, 10)])).token_log_probs for _ in range(2)]
+    found = [policy.score(model.pack([wide_query(model, 20, 10)])).token_log_probs for _ in range(2)]
     assert torch.equal(*found)
 
 
@@ -365,7 +365,7 @@ def test_adapted_layers_compute_what_pefts_own_compute(kind: str, tiny_model: Ca
 
 def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
-    asked = questions(model)
+    asked = queries(model)
     features = model.features(asked)
     prompt, tree = asked[0]
     with model.model.disable_adapter():
@@ -384,7 +384,7 @@ def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callab
 def test_trie_probabilities_of_all_candidates_sum_to_one(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model, "trie")
-    scores = policy.score(model.pack(questions(model)))
+    scores = policy.score(model.pack(queries(model)))
     torch.testing.assert_close(scores.action_log_probs.exp().sum(-1), torch.ones(3))
     torch.testing.assert_close(scores.action_log_probs[1, :2], scores.token_log_probs[1, :2].sum(-1))
     assert torch.isneginf(scores.action_log_probs[1, 2:]).all()
@@ -399,7 +399,7 @@ def test_candidates_are_weighed_by_likelihood_over_phrase_length(
 ) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model, "candidates", normalisation)
-    prompt, tree = questions(model)[0]
+    prompt, tree = queries(model)[0]
     scores = policy.score(model.pack([(prompt, tree)]))
     likelihoods = torch.stack(
         [
@@ -423,7 +423,7 @@ def test_words_and_tokens_differ_where_a_word_is_several_tokens(tiny_model: Call
 def test_entropies_are_those_of_the_enumerated_distributions(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model, "trie")
-    asked = questions(model)
+    asked = queries(model)
     scores = policy.score(model.pack(asked), with_node_entropies=True)
     for b, (prompt, tree) in enumerate(asked):
         probabilities = scores.action_log_probs[b, : len(tree.candidates)].exp()
@@ -443,7 +443,7 @@ def test_free_text_is_scored_by_the_distribution_that_sampled_it(
     model = load("llama", tiny_model)
     model.temperature = temperature
     policy = make_policy(model, "free")
-    prompts = [prompt for prompt, _ in questions(model)]
+    prompts = [prompt for prompt, _ in queries(model)]
     torch.manual_seed(1)
     said = model.generate(prompts, max_tokens=12, greedy=False)
     assert all(1 <= len(ids) <= 12 for ids in said)
@@ -459,7 +459,7 @@ def test_free_text_is_scored_by_the_distribution_that_sampled_it(
 
 def test_greedy_free_text_takes_the_likeliest_token_each_time(tiny_model: Callable[[str], Path]) -> None:
     model = load("qwen2", tiny_model)
-    prompts = [prompt for prompt, _ in questions(model)]
+    prompts = [prompt for prompt, _ in queries(model)]
     for prompt, ids in zip(prompts, model.generate(prompts, max_tokens=6, greedy=True), strict=True):
         assert tuple(reference_logits(model, prompt, ids).argmax(-1).tolist()) == ids
 
@@ -470,7 +470,7 @@ def test_free_text_follows_the_models_distribution_and_stops_at_the_end_token(
 ) -> None:
     model = load("llama", tiny_model)
     model.temperature = temperature
-    prompt = questions(model)[1][0]
+    prompt = queries(model)[1][0]
     torch.manual_seed(5)
     first = [ids[0] for ids in model.generate([prompt] * 4000, max_tokens=1, greedy=False)]
     expected = (reference_logits(model, prompt, (0,))[0] / temperature).softmax(-1)
@@ -490,7 +490,7 @@ def test_a_models_own_generation_settings_do_not_bend_what_is_sampled(tiny_model
     base.generation_config.repetition_penalty = 50.0
     base.generation_config.min_p = 0.9
     model = load_language_model(base, tokenizer=str(tiny_model("llama")), device="cpu")
-    prompt = questions(model)[0][0]
+    prompt = queries(model)[0][0]
     torch.manual_seed(5)
     first = [ids[0] for ids in model.generate([prompt] * 4000, max_tokens=1, greedy=False)]
     expected = reference_logits(model, prompt, (0,))[0].softmax(-1)
@@ -525,12 +525,12 @@ def test_assessments_do_not_depend_on_how_questions_are_grouped(tiny_model: Call
     model = load("llama", tiny_model)
     policy = make_policy(model)
     torch.nn.init.normal_(policy.critic[-1].weight)
-    together = policy.assess(questions(model))
-    values = policy.values(questions(model))
+    together = policy.assess(queries(model))
+    values = policy.values(queries(model))
     model.tokens_per_forward = 1
-    for one, other in zip(together, policy.assess(questions(model)), strict=True):
+    for one, other in zip(together, policy.assess(queries(model)), strict=True):
         np.testing.assert_allclose(one.token_log_probs, other.token_log_probs, atol=1e-5)
-    for one, other in zip(values, policy.values(questions(model)), strict=True):
+    for one, other in zip(values, policy.values(queries(model)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
@@ -568,11 +568,11 @@ def test_quantised_models_go_through_the_same_path(quantize: str, tiny_model: Ca
     pytest.importorskip("bitsandbytes")
     model = load("llama", tiny_model, quantize=quantize)
     policy = make_policy(model)
-    batch = model.pack(questions(model))
+    batch = model.pack(queries(model))
     scores = policy.score(batch)
     scores.token_log_probs.sum().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.trainable_parameters())
     plain = make_policy(load("llama", tiny_model))
-    exact = plain.score(plain.language_model.pack(questions(model))).token_log_probs
+    exact = plain.score(plain.language_model.pack(queries(model))).token_log_probs
     gap = (scores.token_log_probs - exact).abs().max()
     assert 0 < gap < 8, "quantisation changes the numbers, and not beyond recognition"

@@ -68,7 +68,7 @@ def random_candidates(count: int, tokens: int = 12, longest: int = 6) -> tuple[t
     return tuple(rng.permutation(np.array(sorted(found), dtype=object)).tolist())
 
 
-def packed_questions() -> list[tuple[tuple[int, ...], PrefixTree]]:
+def packed_queries() -> list[tuple[tuple[int, ...], PrefixTree]]:
     """Two of them with one prompt, one with a tree of several parts, one without inner nodes."""
     return [
         ((11, 12, 13), build_tree(CANDIDATES)),
@@ -80,12 +80,12 @@ def packed_questions() -> list[tuple[tuple[int, ...], PrefixTree]]:
 
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_packed_tokens_attend_to_the_tokens_before_them_in_their_candidate_alone(multiple: int) -> None:
-    questions = packed_questions()
-    batch = pack(questions, pad_id=0, multiple=multiple)
+    queries = packed_queries()
+    batch = pack(queries, pad_id=0, multiple=multiple)
     _, depth, keys = batch.visible.shape
     assert keys % multiple == 0
     prompt_columns = batch.prompts * batch.width
-    for b, (prompt, tree) in enumerate(questions):
+    for b, (prompt, tree) in enumerate(queries):
         columns = batch.columns[batch.starts[b] : batch.starts[b + 1]]
         for row, candidate in enumerate(tree.candidates):
             for position, node in enumerate(tree.path_nodes[row, : len(candidate)]):
@@ -104,9 +104,9 @@ def test_packed_tokens_attend_to_the_tokens_before_them_in_their_candidate_alone
 
 
 def test_edges_and_paths_of_a_batch_spell_the_candidates() -> None:
-    questions = packed_questions()
-    batch = pack(questions, pad_id=0)
-    for b, (_, tree) in enumerate(questions):
+    queries = packed_queries()
+    batch = pack(queries, pad_id=0)
+    for b, (_, tree) in enumerate(queries):
         for row, candidate in enumerate(tree.candidates):
             edges = batch.paths[b, row, batch.mask[b, row]]
             assert tuple(batch.edge_tokens[edges]) == candidate
@@ -116,7 +116,7 @@ def test_edges_and_paths_of_a_batch_spell_the_candidates() -> None:
 
 
 def test_equal_prompts_are_encoded_once() -> None:
-    batch = pack(packed_questions(), pad_id=0)
+    batch = pack(packed_queries(), pad_id=0)
     assert batch.prompts == 3
     ids = batch.input_ids[: batch.prompts * batch.width].reshape(batch.prompts, -1)
     assert ids.tolist() == [[11, 12, 13], [14, 0, 0], [15, 16, 0]]
@@ -152,19 +152,19 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_groups_hold_every_question_once_and_keep_to_their_size(packed: bool) -> None:
     rng = np.random.default_rng(0)
     trees = [build_tree(((5, 6, 2), (7, 2))), build_tree(CANDIDATES)]
-    questions = [(tuple(range(1, 2 + int(n))), trees[n % 2]) for n in rng.integers(1, 40, size=50)]
-    groups = split(questions, tokens=256, packed=packed)
+    queries = [(tuple(range(1, 2 + int(n))), trees[n % 2]) for n in rng.integers(1, 40, size=50)]
+    groups = split(queries, tokens=256, packed=packed)
     assert sorted(index for group in groups for index in group) == list(range(50))
     for group in groups:
-        chosen = [questions[index] for index in group]
+        chosen = [queries[index] for index in group]
         if packed:
             cost = len(pack(chosen, 0).input_ids)
         else:
             rows = [len(prompt) + len(candidate) for prompt, tree in chosen for candidate in tree.candidates]
             cost = len(rows) * max(rows)
         assert len(group) == 1 or cost <= 256
-    alone = split(questions, tokens=1, packed=packed)
-    assert all(len({questions[index][0] for index in group}) == 1 for group in alone)
+    alone = split(queries, tokens=1, packed=packed)
+    assert all(len({queries[index][0] for index in group}) == 1 for group in alone)
 
 
 @pytest.mark.parametrize(("shared", "longest"), [(140, 142), (3, 1000)])

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from lang_envs import LanguageEnv, TokenEnv, Transition
-from trainers import Decision
+from trainers import Action
 from trainers.credit import action_gae
 from trainers.rollout import begin, collect, unbatch_infos
 
@@ -31,22 +31,22 @@ class Countdown(LanguageEnv):
     action_names = ("wait", "hurry")
     discount = 0.5
     text_parts = (tuple(f"step {n}" for n in range(4)),)
-    _state_fields = ("count", "episode")
+    state_fields = ("count", "episode")
 
     def __init__(self) -> None:
         self.count, self.episode = 0, 0
         super().__init__(max_text_length=16)
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def start(self, options: dict[str, Any]) -> None:
         self.count, self.episode = 0, self.episode + 1
 
-    def _advance(self, action: int | str | None) -> Transition:
+    def advance(self, action: int | str | None) -> Transition:
         self.count += 1
         over = self.count == 3
         terminates = self.episode % 2 == 1
         return Transition(float(self.count), over and terminates, over and not terminates, {"primitive_steps": 2})
 
-    def _narrate(self) -> str:
+    def narrate(self) -> str:
         return f"step {self.count}"
 
 
@@ -57,9 +57,9 @@ class Scripted:
         self.script = script
         self.shown: list[str] = []
 
-    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
         self.shown += [info["text"] for info in infos]
-        return [Decision(self.script.get(info["text"], info["available_actions"][0])) for info in infos]
+        return [Action(self.script.get(info["text"], info["available_actions"][0])) for info in infos]
 
 
 def countdowns(mode: AutoresetMode, n: int = 2) -> gym.vector.SyncVectorEnv:
@@ -92,7 +92,7 @@ def test_a_truncated_episode_keeps_the_observation_it_ended_in() -> None:
             assert space.decode(observation) == "step 3"
 
 
-def test_returns_are_discounted_in_the_worlds_units_of_time() -> None:
+def test_returns_are_discounted_in_the_environments_units_of_time() -> None:
     rollout = gather(AutoresetMode.SAME_STEP, 3)
     (episode, _) = rollout.episodes
     assert episode.discounted_return == pytest.approx(1 + 2 * 0.5**2 + 3 * 0.5**4)
@@ -144,9 +144,9 @@ def test_a_scripted_plan_earns_the_optimum(make_envs: Callable[..., gym.vector.V
         def __init__(self) -> None:
             self.line = 0
 
-        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Decision]:
+        def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[Action]:
             self.line += 1
-            return [Decision(PLAN[(self.line - 1) % len(PLAN)])]
+            return [Action(PLAN[(self.line - 1) % len(PLAN)])]
 
     rollout = collect(Planner(), envs, begin(envs, seed=0), len(PLAN), discount=0.99)
     (episode,) = rollout.episodes
@@ -160,7 +160,7 @@ def test_other_autoreset_modes_are_refused() -> None:
         collect(Scripted({}), envs, begin(envs), 1, discount=1.0)
 
 
-def test_worlds_that_speak_text_are_refused() -> None:
+def test_environments_that_speak_text_are_refused() -> None:
     envs = gym.vector.SyncVectorEnv([Countdown], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match="interface='tokens'"):
         collect(Scripted({}), envs, begin(envs), 1, discount=1.0)

@@ -58,7 +58,7 @@ def test_every_agent_trains_evaluates_and_resumes_on_a_gpu(trained: list[dict[st
 def test_few_synchronisations_in_a_minibatch(trained: list[dict[str, Any]], way: str) -> None:
     for line in trained:
         count = sum(line[way].values()) / line["minibatches"]
-        assert count <= WAITS_OF_A_MINIBATCH, f"{line['algo']}, {line['behaviour']}: {count}\n{table(line[way])}"
+        assert count <= WAITS_OF_A_MINIBATCH, f"{line['algo']}, {line['sampling']}: {count}\n{table(line[way])}"
 
 
 def test_a_placement_taken_out_of_the_source_makes_training_fail() -> None:

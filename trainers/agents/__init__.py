@@ -41,7 +41,7 @@ def agent_class(name: str) -> type[Any]:
 
 
 def make(name: str, envs: Any, **config: Any) -> Any:
-    """An agent for these worlds.
+    """An agent for these environments.
 
     Parameters
     ----------
@@ -56,6 +56,6 @@ def make(name: str, envs: Any, **config: Any) -> Any:
     Raises
     ------
     ValueError
-        If the name or a setting is not known, or the worlds speak other tokens than the model.
+        If the name or a setting is not known, or the environments speak other tokens than the model.
     """
     return agent_class(name)(envs, **config)

@@ -17,29 +17,29 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save_file
 
 from trainers import ppo
-from trainers.agent import Decision, Rollout
+from trainers.agent import Action, Rollout
 from trainers.agent_state import load_optimizer, load_state, load_tensors, save_state
 from trainers.agents.settings import Settings, resolve
 from trainers.features import FeatureStore
 from trainers.language_model import LanguageModel, load_language_model
-from trainers.policy import Assessment, LanguagePolicy, Scores
-from trainers.prefix_tree import Question, Tokens, along, build_tree
+from trainers.policy import LanguagePolicy, PolicyOutput, Scores
+from trainers.prefix_tree import Query, Tokens, along, build_tree
 from trainers.rollout import token_space
 
 ADAPTER_FOLDER = "adapter"
 _RATIO_TOLERANCE = 1e-2
-_ASSESSMENTS_KEPT = 1024
+_OUTPUTS_KEPT = 1024
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a decision keeps for learning: the question, which candidate was taken, and how it looked then."""
+class ActionRecord:
+    """What a decision keeps for learning: the query, which candidate was taken, and how it looked then."""
 
-    question: Question
+    query: Query
     choice: int
-    assessment: Assessment
+    output: PolicyOutput
 
     @property
     def length(self) -> int:
@@ -49,7 +49,7 @@ class Memory:
     @property
     def tokens(self) -> Tokens:
         """The tokens of the action."""
-        return self.question[1].candidates[self.choice]
+        return self.query[1].candidates[self.choice]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Batch:
     which units are valued.
     """
 
-    decisions: list[Memory]
+    decisions: list[ActionRecord]
     mask: torch.Tensor
     old_log_probs: torch.Tensor
     old_values: torch.Tensor
@@ -75,18 +75,18 @@ class PPOAgent(ABC):
     Parameters
     ----------
     envs : gymnasium.vector.VectorEnv or gymnasium.Env
-        The worlds it will act in; they say which tokens and which discount.
+        The environments it will act in; they say which tokens and which discount.
     model : str, Path or transformers.PreTrainedModel
         ``"embedded"``, a Hugging Face name, a folder, or a model object.
     tokenizer : optional
-        The model's tokenizer, where the model does not know it; a model object takes the world's.
+        The model's tokenizer, where the model does not know it; a model object takes the environment's.
     **settings
         Fields of the agent's settings.
 
     Raises
     ------
     ValueError
-        If the worlds speak another tokenizer than the model, or a setting is unknown.
+        If the environments speak another tokenizer than the model, or a setting is unknown.
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
@@ -94,21 +94,19 @@ class PPOAgent(ABC):
     """What a unit is: ``"token"`` or ``"action"``."""
 
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
-        if not world_attribute(envs, "action_names"):
-            settings.setdefault("behaviour", "free")
+        if not env_attribute(envs, "action_names"):
+            settings.setdefault("sampling", "free")
         resolved = resolve(self.settings_type, model, settings)
-        self.gamma = float(world_attribute(envs, "discount")) if resolved.gamma is None else resolved.gamma
+        self.gamma = float(env_attribute(envs, "discount")) if resolved.gamma is None else resolved.gamma
         self.settings = resolved = replace(resolved, gamma=self.gamma)
         space = getattr(envs, "single_action_space", envs.action_space)
-        self.world_tokenizer = token_space(space).tokenizer
-        if resolved.behaviour != "free" and not world_attribute(envs, "action_names"):
-            raise ValueError(
-                f"behaviour={resolved.behaviour!r} needs phrases to choose from; use behaviour='free' here"
-            )
+        self.env_tokenizer = token_space(space).tokenizer
+        if resolved.sampling != "free" and not env_attribute(envs, "action_names"):
+            raise ValueError(f"sampling={resolved.sampling!r} needs phrases to choose from; use sampling='free' here")
         torch.manual_seed(resolved.seed)
         self.random = np.random.default_rng(resolved.seed)
         if tokenizer is None and not isinstance(model, str | Path):
-            tokenizer = self.world_tokenizer
+            tokenizer = self.env_tokenizer
         language_model = load_language_model(
             model,
             tokenizer=tokenizer,
@@ -122,25 +120,25 @@ class PPOAgent(ABC):
             temperature=resolved.temperature,
             tokens_per_forward=resolved.tokens_per_forward,
         )
-        _check_tokenizers(self.world_tokenizer, language_model)
+        _check_tokenizers(self.env_tokenizer, language_model)
         language_model.packs &= resolved.packing
         self.tokenizer = language_model.tokenizer
         self.policy = LanguagePolicy(
             language_model,
-            behaviour=resolved.behaviour,
+            sampling=resolved.sampling,
             normalisation=resolved.normalisation,
             critic_hidden=resolved.critic_hidden,
         )
         # No two texts are alike in free text: nothing would be found again.
-        kept = 0 if resolved.behaviour == "free" else resolved.feature_cache_mib
+        kept = 0 if resolved.sampling == "free" else resolved.feature_cache_mib
         self._features = FeatureStore(language_model, kept << 20)
         self.max_action_tokens = min(resolved.max_action_tokens or space.max_length, space.max_length)
         self._adapter = language_model.trainable_parameters()
         self._critic = list(self.policy.critic.parameters())
         self._actor_optimizer = torch.optim.Adam(self._adapter, lr=resolved.actor_lr, eps=1e-5)
         self._critic_optimizer = torch.optim.Adam(self._critic, lr=resolved.critic_lr, eps=1e-5)
-        self._decisions_learnt = 0
-        self._assessments: dict[Question, Assessment] = {}
+        self._steps_learnt = 0
+        self._outputs: dict[Query, PolicyOutput] = {}
 
     @property
     def language_model(self) -> LanguageModel:
@@ -164,7 +162,7 @@ class PPOAgent(ABC):
         """
 
     @abstractmethod
-    def units_of(self, memory: Memory) -> tuple[Tokens, np.ndarray]:
+    def units_of(self, memory: ActionRecord) -> tuple[Tokens, np.ndarray]:
         """The tokens that the critic reads behind the prompt of a decision, and the log-probabilities of units then.
 
         The units are valued after the prompt and after each of these tokens: U − 1 tokens, and an array (U,).
@@ -172,29 +170,29 @@ class PPOAgent(ABC):
 
     @abstractmethod
     def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of units now, for the candidates ``choices`` of the questions ``rows``: (B, U)."""
+        """Log-probabilities of units now, for the candidates ``choices`` of the queries ``rows``: (B, U)."""
 
     # ------------------------------------------------------------------------------------------------------- acting
 
-    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
         """One decision for each observation; ``greedy`` takes the most probable action."""
-        questions = self._questions(observations, infos, greedy)
+        queries = self._queries(observations, infos, greedy)
         decisions = []
-        for question, assessment in zip(questions, self._assess(questions), strict=True):
-            choice = self._choose(assessment.action_log_probs, greedy)
-            ids = question[1].candidates[choice]
+        for query, output in zip(queries, self._assess(queries), strict=True):
+            choice = self._choose(output.action_log_probs, greedy)
+            ids = query[1].candidates[choice]
             phrase = ids[:-1] if ids[-1] in self.tokenizer.stop_ids else ids
-            decisions.append(Decision(self.tokenizer.decode(phrase).strip(), ids, Memory(question, choice, assessment)))
+            decisions.append(Action(self.tokenizer.decode(phrase).strip(), ids, ActionRecord(query, choice, output)))
         return decisions
 
-    def _questions(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], greedy: bool) -> list[Question]:
-        if self.settings.behaviour == "free":
+    def _queries(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], greedy: bool) -> list[Query]:
+        if self.settings.sampling == "free":
             prompts = [self._prompt(row) for row in observations]
             said = self.language_model.generate(prompts, max_tokens=self.max_action_tokens, greedy=greedy)
             return [(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, said, strict=True)]
-        return [self.question(row, info["available_actions"]) for row, info in zip(observations, infos, strict=True)]
+        return [self.query(row, info["available_actions"]) for row, info in zip(observations, infos, strict=True)]
 
-    def question(self, observation: np.ndarray, phrases: Sequence[str]) -> Question:
+    def query(self, observation: np.ndarray, phrases: Sequence[str]) -> Query:
         """What the model is asked where one of some phrases has to be said.
 
         Parameters
@@ -209,17 +207,17 @@ class PPOAgent(ABC):
 
     def _prompt(self, observation: np.ndarray) -> Tokens:
         """The ids before the padding, in their frame."""
-        padding = np.flatnonzero(observation == self.world_tokenizer.pad_id)
+        padding = np.flatnonzero(observation == self.env_tokenizer.pad_id)
         return self.tokenizer.prompt(observation[: padding[0] if len(padding) else None].tolist())
 
-    def _assess(self, questions: Sequence[Question]) -> list[Assessment]:
-        """Each distinct question is put to the model once until it learns again."""
-        if len(self._assessments) > _ASSESSMENTS_KEPT:
-            self._assessments.clear()
-        new = [question for question in dict.fromkeys(questions) if question not in self._assessments]
+    def _assess(self, queries: Sequence[Query]) -> list[PolicyOutput]:
+        """Each distinct query is put to the model once until it learns again."""
+        if len(self._outputs) > _OUTPUTS_KEPT:
+            self._outputs.clear()
+        new = [query for query in dict.fromkeys(queries) if query not in self._outputs]
         if new:
-            self._assessments.update(zip(new, self.policy.assess(new), strict=True))
-        return [self._assessments[question] for question in questions]
+            self._outputs.update(zip(new, self.policy.assess(new), strict=True))
+        return [self._outputs[query] for query in queries]
 
     def _choose(self, log_probs: np.ndarray, greedy: bool) -> int:
         # To draw a leaf with the product of its tokens' probabilities is to walk down the trie token by token.
@@ -233,7 +231,7 @@ class PPOAgent(ABC):
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """PPO on one rollout; returns the metrics of the update."""
         batch = self._batch(rollout)
-        self._assessments.clear()
+        self._outputs.clear()
         self._anneal()
         metrics = Metrics()
         size = len(batch.decisions)
@@ -250,7 +248,7 @@ class PPOAgent(ABC):
             if not stopped:
                 stopped = not self._actor_step(batch, advantages, rows, metrics, first=step == 0)
                 steps_taken += not stopped
-        self._decisions_learnt += size
+        self._steps_learnt += size
         spread = batch.returns[batch.mask].var()
         error = (batch.returns - batch.old_values)[batch.mask].var()
         return metrics.means() | {
@@ -264,15 +262,15 @@ class PPOAgent(ABC):
     ) -> bool:
         """One step of the adapter; False, and no step, if the policy has already moved too far from the rollout's."""
         settings = self.settings
-        by_token = settings.entropy_level == "token" or settings.behaviour == "free"
-        members = self._questions_of(batch, rows)
-        questions = list(members)
+        by_token = settings.entropy_level == "token" or settings.sampling == "free"
+        members = self._queries_of(batch, rows)
+        queries = list(members)
         units = batch.mask[torch.from_numpy(rows).to(batch.mask.device)].sum()
         totals = torch.zeros(4, device=batch.mask.device)
         worst = 0.0
         self._actor_optimizer.zero_grad(set_to_none=True)
-        for _, packed in self.language_model.groups(questions):
-            where = [(i, *own) for i, question in enumerate(packed.questions) for own in members[question]]
+        for _, packed in self.language_model.groups(queries):
+            where = [(i, *own) for i, query in enumerate(packed.queries) for own in members[query]]
             index, chosen, choices = torch.tensor(where, device=batch.mask.device).unbind(1)
             scores = self.policy.score(packed, with_node_entropies=by_token)
             mask, old = batch.mask[chosen], batch.old_log_probs[chosen]
@@ -300,14 +298,14 @@ class PPOAgent(ABC):
         self._actor_optimizer.step()
         return True
 
-    def _questions_of(self, batch: Batch, rows: np.ndarray) -> dict[Question, list[tuple[int, int]]]:
-        """The distinct questions of some decisions, each with its decisions as (row, candidate taken)."""
-        members: dict[Question, list[tuple[int, int]]] = {}
+    def _queries_of(self, batch: Batch, rows: np.ndarray) -> dict[Query, list[tuple[int, int]]]:
+        """The distinct queries of some decisions, each with its decisions as (row, candidate taken)."""
+        members: dict[Query, list[tuple[int, int]]] = {}
         for row in rows:
             memory = batch.decisions[row]
-            members.setdefault(memory.question, []).append((int(row), memory.choice))
+            members.setdefault(memory.query, []).append((int(row), memory.choice))
         settings = self.settings
-        if settings.entropy_level == "action" or (self.level == "action" and settings.behaviour == "candidates"):
+        if settings.entropy_level == "action" or (self.level == "action" and settings.sampling == "candidates"):
             return members  # every candidate counts
         narrowed = {}
         for (prompt, tree), own in members.items():
@@ -318,7 +316,7 @@ class PPOAgent(ABC):
     def _critic_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics) -> None:
         settings, chosen = self.settings, torch.from_numpy(rows).to(batch.mask.device)
         mask = batch.mask[chosen]
-        # In a world of few situations most units stand at the same nodes, whose value is computed once.
+        # In an environment of few situations most units stand at the same nodes, whose value is computed once.
         nodes, where = torch.unique(batch.nodes[chosen], return_inverse=True)
         values = self.policy.critic(self._features.features[nodes].float())[..., 0][where]
         loss = ppo.clipped_value_loss(values, batch.old_values[chosen], batch.returns[chosen], mask, settings.clip)
@@ -349,12 +347,12 @@ class PPOAgent(ABC):
 
     def _batch(self, rollout: Rollout) -> Batch:
         """The rollout's valid decisions with their credit."""
-        memories: list[list[Memory]] = [[decision.memory for decision in row] for row in rollout.decisions]
+        memories: list[list[ActionRecord]] = [[decision.record for decision in row] for row in rollout.actions]
         units = [[self.units_of(memory) for memory in row] for row in memories]
         following = self._following(rollout)
         rows = self._features.rows(
             [
-                (m.question[0], read)
+                (m.query[0], read)
                 for own, row in zip(units, memories, strict=True)
                 for m, (read, _) in zip(row, own, strict=True)
             ]
@@ -419,8 +417,8 @@ class PPOAgent(ABC):
         return values, next_values
 
     def _anneal(self) -> None:
-        total = self.settings.anneal_decisions
-        left = max(0.0, 1 - self._decisions_learnt / total) if total else 1.0
+        total = self.settings.anneal_steps
+        left = max(0.0, 1 - self._steps_learnt / total) if total else 1.0
         self._actor_optimizer.param_groups[0]["lr"] = self.settings.actor_lr * left
         self._critic_optimizer.param_groups[0]["lr"] = self.settings.critic_lr * left
 
@@ -437,7 +435,7 @@ class PPOAgent(ABC):
             "actor_optimizer": self._actor_optimizer.state_dict(),
             "critic_optimizer": self._critic_optimizer.state_dict(),
             "features": self._features.state(),
-            "decisions_learnt": self._decisions_learnt,
+            "steps_learnt": self._steps_learnt,
             "random": self.random.bit_generator.state,
             "settings": asdict(self.settings),
         }
@@ -452,10 +450,10 @@ class PPOAgent(ABC):
             If the folder holds no agent, a damaged one, or one of another class or shape.
         """
         state = load_state(
-            folder, "class", "actor_optimizer", "critic_optimizer", "features", "decisions_learnt", "random", "settings"
+            folder, "class", "actor_optimizer", "critic_optimizer", "features", "steps_learnt", "random", "settings"
         )
-        if type(state["decisions_learnt"]) is not int or not isinstance(state["settings"], dict):
-            raise ValueError(f"{folder} holds an agent whose decisions_learnt or settings are of another type")
+        if type(state["steps_learnt"]) is not int or not isinstance(state["settings"], dict):
+            raise ValueError(f"{folder} holds an agent whose steps_learnt or settings are of another type")
         if state["class"] != type(self).__qualname__:
             raise ValueError(f"{folder} holds a {state['class']}, and this is a {type(self).__qualname__}")
         model, device = self.language_model.model, str(self.language_model.device)
@@ -467,14 +465,14 @@ class PPOAgent(ABC):
         self._features.load_state(state["features"])
         load_optimizer(self._actor_optimizer, state["actor_optimizer"])
         load_optimizer(self._critic_optimizer, state["critic_optimizer"])
-        self._decisions_learnt = state["decisions_learnt"]
+        self._steps_learnt = state["steps_learnt"]
         for name, value in asdict(self.settings).items():
             if name in state["settings"] and state["settings"][name] != value:
                 logger.warning(
                     "%s is %r now and was %r when %s was saved", name, value, state["settings"][name], folder
                 )
         self.random.bit_generator.state = state["random"]
-        self._assessments.clear()
+        self._outputs.clear()
 
 
 class Metrics:
@@ -491,15 +489,17 @@ class Metrics:
         return {name: float(np.mean(values)) for name, values in self._values.items()}
 
 
-def world_attribute(envs: Any, name: str) -> Any:
-    """An attribute of the worlds, which are all of one kind."""
+def env_attribute(envs: Any, name: str) -> Any:
+    """An attribute of the environments, which are all of one kind."""
     return envs.get_wrapper_attr(name) if isinstance(envs, gym.Env) else envs.get_attr(name)[0]
 
 
-def _check_tokenizers(world: Any, language_model: LanguageModel) -> None:
+def _check_tokenizers(environment: Any, language_model: LanguageModel) -> None:
     model = language_model.tokenizer
-    if world != model:
-        raise ValueError(f"the worlds speak {world}, the model {model}: make the worlds with tokenizer={model.name!r}")
+    if environment != model:
+        raise ValueError(
+            f"the environments speak {environment}, the model {model}: make the environments with tokenizer={model.name!r}"
+        )
 
 
 @lru_cache(maxsize=4096)

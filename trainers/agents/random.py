@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from lang_envs.files import read_json
-from trainers.agent import Decision, Rollout
-from trainers.agents.common import world_attribute
+from trainers.agent import Action, Rollout
+from trainers.agents.common import env_attribute
 
 
 class RandomAgent:
-    """Says one of the available phrases, each equally likely, or what a world takes for random text; learns nothing."""
+    """Says one of the available phrases, each equally likely, or what an environment takes for random text; learns nothing."""
 
     def __init__(self, envs: Any, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
-        # Where text is free, a world (a copy of one, where they are in other processes) says what random text is.
-        self._world = None if world_attribute(envs, "action_names") else world_attribute(envs, "unwrapped")
+        # Where text is free, an environment (a copy of one, where they are in other processes) says what random text is.
+        self._env = None if env_attribute(envs, "action_names") else env_attribute(envs, "unwrapped")
 
-    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Decision]:
-        if self._world is not None:
-            return [Decision(self._world.random_text(self.random)) for _ in infos]
-        return [Decision(self.random.choice(info["available_actions"]).item()) for info in infos]
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
+        if self._env is not None:
+            return [Action(self._env.random_text(self.random)) for _ in infos]
+        return [Action(self.random.choice(info["available_actions"]).item()) for info in infos]
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         return {}

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_origin, get_type_hints
 
-from trainers.policy import BEHAVIOURS, NORMALISATIONS
+from trainers.policy import NORMALISATIONS, SAMPLING_MODES
 
 LEVELS = ("action", "token")
 
@@ -22,7 +22,7 @@ class Settings:
 
     # --- credit
     gamma: float | None = None
-    """Discount of one unit of time; by default the world's own."""
+    """Discount of one unit of time; by default the environment's own."""
     discount_by_time: bool = True
     """A macro-action of k primitive steps is discounted by gamma to the k, so that what is learnt is what is published;
     False discounts every decision alike (the paper's code)."""
@@ -32,17 +32,17 @@ class Settings:
     """Do not bootstrap from the observation a truncated episode ended in (the paper's code)."""
 
     # --- policy
-    behaviour: str = "trie"
+    sampling: str = "trie"
     """How actions are chosen: trie (token by token among the beginnings of available phrases), candidates (a softmax
     over whole phrases), free (any text)."""
     normalisation: str = "token"
-    """What log-likelihoods are divided by with behaviour=candidates: token, word, none."""
+    """What log-likelihoods are divided by with sampling=candidates: token, word, none."""
     end_token: bool = True
     """Whether an action ends with the end token (the paper's code: no)."""
     temperature: float = 1.0
     """What logits are divided by, in sampling and in scoring alike; below 1, unlikely tokens become rarer."""
     max_action_tokens: int | None = None
-    """At most this many tokens with behaviour=free; by default what fits into the action space."""
+    """At most this many tokens with sampling=free; by default what fits into the action space."""
 
     # --- PPO
     actor_lr: float = 5e-7
@@ -67,7 +67,7 @@ class Settings:
     """The adapter's remaining steps on a rollout are skipped once the approximate KL per unit passes this."""
     advantage_std_floor: float = 0.05
     """Advantages are never divided by less than this (the paper's code: 0)."""
-    anneal_decisions: int = 0
+    anneal_steps: int = 0
     """Learning rates fall linearly to 0 over this many decisions; 0 keeps them."""
 
     # --- model
@@ -91,7 +91,7 @@ class Settings:
     """At most this many padded tokens go through the model at once; gradients add up over the parts."""
     feature_cache_mib: int = 256
     """Features of the frozen base model are kept for the whole run up to this many MiB; 0 computes them for each
-    rollout. Not used with behaviour=free, where texts do not return."""
+    rollout. Not used with sampling=free, where texts do not return."""
     packing: bool = True
     """Score candidates as a tree behind one prompt; False scores each by itself (slow; for comparison)."""
     seed: int = 0
@@ -100,7 +100,7 @@ class Settings:
     def __post_init__(self) -> None:
         self._check_types()
         for name, known in (
-            ("behaviour", BEHAVIOURS),
+            ("sampling", SAMPLING_MODES),
             ("normalisation", NORMALISATIONS),
             ("entropy_level", LEVELS),
         ):
@@ -123,7 +123,7 @@ class Settings:
             "value_coefficient",
             "entropy_coefficient",
             "advantage_std_floor",
-            "anneal_decisions",
+            "anneal_steps",
             "seed",
             "feature_cache_mib",
         ):
@@ -177,7 +177,7 @@ class NtpoSettings(TokenLevelSettings):
 class TwosomeSettings(Settings):
     """TWOSOME's own: actions are chosen among whole candidates, and each rollout is used once."""
 
-    behaviour: str = "candidates"
+    sampling: str = "candidates"
     epochs: int = 1
     minibatches: int = 4
 

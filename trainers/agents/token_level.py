@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from trainers.agents.common import Memory, PPOAgent
+from trainers.agents.common import ActionRecord, PPOAgent
 from trainers.agents.settings import Settings, TokenLevelSettings
 from trainers.credit import token_gae
 from trainers.policy import Scores
@@ -48,8 +48,8 @@ class TokenLevelAgent(PPOAgent):
             gae_lambda_token=self.settings.gae_lambda_token,
         )
 
-    def units_of(self, memory: Memory) -> tuple[Tokens, np.ndarray]:
-        return memory.tokens[:-1], memory.assessment.token_log_probs[memory.choice, : memory.length]
+    def units_of(self, memory: ActionRecord) -> tuple[Tokens, np.ndarray]:
+        return memory.tokens[:-1], memory.output.token_log_probs[memory.choice, : memory.length]
 
     def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         return scores.token_log_probs[rows, choices]

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from trainers.agents.common import Memory, PPOAgent
+from trainers.agents.common import ActionRecord, PPOAgent
 from trainers.agents.settings import Settings, TwosomeSettings
 from trainers.credit import action_gae
 from trainers.policy import Scores
@@ -34,8 +34,8 @@ class TWOSOME(PPOAgent):
         )
         return advantages[..., None], returns[..., None]
 
-    def units_of(self, memory: Memory) -> tuple[Tokens, np.ndarray]:
-        return (), memory.assessment.action_log_probs[[memory.choice]]
+    def units_of(self, memory: ActionRecord) -> tuple[Tokens, np.ndarray]:
+        return (), memory.output.action_log_probs[[memory.choice]]
 
     def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         return scores.action_log_probs[rows, choices][:, None]

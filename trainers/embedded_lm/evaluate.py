@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import trainers
-from lang_envs import WORLDS, make_vec
+from lang_envs import ENVIRONMENTS, make_vec
 from trainers.rollout import begin, collect
 
 AGENTS = ("poad", "random")
@@ -31,16 +31,16 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=400)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| world | untrained: success | return | random: success | return |")
+    print("| environment | untrained: success | return | random: success | return |")
     print("|---|---|---|---|---|")
-    for name, world in WORLDS.items():
-        if not world.finite:
+    for name, environment in ENVIRONMENTS.items():
+        if not environment.finite:
             continue
         env = gym.make(name)
         played = [trainers.evaluate(trainers.make(agent, env), name, options.episodes, num_envs=20) for agent in AGENTS]
         cells = [f"{found.success_rate:.1%} | {found.mean_return:.3f}" for found in played]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    print("\n| world | untrained: programs that work | their score | random: programs that work | their score |")
+    print("\n| environment | untrained: programs that work | their score | random: programs that work | their score |")
     print("|---|---|---|---|---|")
     found = [share_of_working_programs(agent, options.episodes) for agent in AGENTS]
     print(f"| {CODING} | {' | '.join(f'{share:.1%} | {score:.3f}' for share, score in found)} |")

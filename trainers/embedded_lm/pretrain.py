@@ -1,10 +1,10 @@
 """Make the embedded language model: ``python -m trainers.embedded_lm.pretrain``.
 
-The model reads what uniformly random policies see and say in the worlds, and nothing else: it learns the language and
+The model reads what uniformly random policies see and say in the environments, and nothing else: it learns the language and
 none of the solutions. A random policy's distribution over what to say next is known, so every distinct observation is
 read once with all its available phrases behind it, each weighted alike: the expected loss over the policy's choices
 instead of a sample of them. Observations are drawn in proportion to the square root of how often they were met: what is
-rare in random play, or in a world of many situations, is not rare in learning.
+rare in random play, or in an environment of many situations, is not rare in learning.
 
 Where text is free, the random policy is a grammar of programs (:mod:`lang_envs.datascicoding.programs`), half of them
 broken, chosen without a look at any score. They are drawn anew for every step, a third of them behind a prompt that
@@ -28,14 +28,14 @@ import tyro
 from rich.progress import Progress
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lang_envs import WORLDS, Tokenizer, load_tokenizer
+from lang_envs import ENVIRONMENTS, Tokenizer, load_tokenizer
 from lang_envs.assets import TOKENIZER_FILE
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import Attempt, attempt, function_of, prompt
 from lang_envs.datascicoding.scoring import RUN
 from lang_envs.sandbox import Limits, Sandbox
-from trainers.prefix_tree import Question, build_tree, pack, split
+from trainers.prefix_tree import Query, build_tree, pack, split
 from trainers.tree_attention import NAME as TREE_ATTENTION
 from trainers.tree_attention import packed_inputs
 
@@ -61,7 +61,7 @@ def random_play(name: str, decisions: int, seed: int) -> tuple[Counter[tuple[str
     return seen, float(np.mean(ends))
 
 
-def question(tokenizer: Tokenizer, text: str, phrases: tuple[str, ...]) -> Question:
+def query(tokenizer: Tokenizer, text: str, phrases: tuple[str, ...]) -> Query:
     candidates = tuple(tokenizer.encode_action(phrase) for phrase in phrases)
     return tokenizer.prompt(tokenizer.encode(text)), build_tree(candidates)
 
@@ -95,20 +95,20 @@ def random_shape(rng: np.random.Generator) -> tuple[tuple[int, int], int]:
     return (rows, int(rng.integers(2, 21))), int(rng.choice([2, 2, 2, 3, 4, 5, 6]))
 
 
-def random_coding(tokenizer: Tokenizer, failures: list[Attempt], rng: np.random.Generator) -> Question:
-    """A prompt of the DataSciCoding world, and a random program behind it."""
+def random_coding(tokenizer: Tokenizer, failures: list[Attempt], rng: np.random.Generator) -> Query:
+    """A prompt of the DataSciCoding environment, and a random program behind it."""
     titles = [entry.title for entry in DATASETS.values()]
     shape, classes = random_shape(rng)
     last = failures[rng.integers(len(failures))] if rng.random() < 1 / 3 else None
     text = prompt("completion", titles[rng.integers(len(titles))], shape, classes, last)
-    return question(tokenizer, text, (random_program(rng),))
+    return query(tokenizer, text, (random_program(rng),))
 
 
-def losses(model: Any, questions: list[Question], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+def losses(model: Any, queries: list[Query], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Nats of each observation and, the mean over its actions, of what is said behind it: float tensors (B,)."""
     if model.config._attn_implementation != TREE_ATTENTION:
         model.set_attn_implementation(TREE_ATTENTION)
-    batch = pack(questions, pad_id)
+    batch = pack(queries, pad_id)
     logits = model(**packed_inputs(batch, model.device, model.dtype), use_cache=False).logits[0]
     log_probs = logits.log_softmax(-1).cpu()
 
@@ -116,7 +116,7 @@ def losses(model: Any, questions: list[Question], pad_id: int) -> tuple[torch.Te
     ids = torch.from_numpy(batch.input_ids)[: batch.prompts * batch.width].view(prompts)
     read = log_probs[: batch.prompts * batch.width].unflatten(0, prompts)[:, :-1]
     read = read.gather(-1, ids[:, 1:, None])[..., 0]
-    lengths = torch.tensor([len(prompt) for prompt, _ in questions])
+    lengths = torch.tensor([len(prompt) for prompt, _ in queries])
     rows = torch.from_numpy(batch.columns[batch.starts[:-1]]) // batch.width
     observation = -(read[rows] * (torch.arange(1, batch.width) < lengths[:, None])).sum(-1)
 
@@ -127,10 +127,10 @@ def losses(model: Any, questions: list[Question], pad_id: int) -> tuple[torch.Te
     return observation, -tokens.sum((1, 2)) / mask.any(-1).sum(-1)
 
 
-def sizes(questions: list[Question]) -> tuple[np.ndarray, np.ndarray]:
+def sizes(queries: list[Query]) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of each observation, and the mean over its actions of theirs: arrays (B,)."""
-    observation = np.array([len(prompt) - 1 for prompt, _ in questions])
-    return observation, np.array([tree.mask.sum() / len(tree.mask) for _, tree in questions])
+    observation = np.array([len(prompt) - 1 for prompt, _ in queries])
+    return observation, np.array([tree.mask.sum() / len(tree.mask) for _, tree in queries])
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Reading:
     """How much is read, and how fast it is learnt."""
 
     decisions: int = 20_000
-    """Random decisions in each world."""
+    """Random decisions in each environment."""
     steps: int = 1600
     """Optimiser steps."""
     batch: int = 64
@@ -164,8 +164,8 @@ def wrap(tokenizer_file: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **special)
 
 
-def pretrain(reading: Reading, tokenizer_file: Path, worlds: Sequence[str]) -> dict[str, Any]:
-    """Make a model that has read random play of finite worlds; returns its report.
+def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]) -> dict[str, Any]:
+    """Make a model that has read random play of finite environments; returns its report.
 
     ``tokenizer_file`` is as :func:`wrap` takes it.
     """
@@ -173,15 +173,15 @@ def pretrain(reading: Reading, tokenizer_file: Path, worlds: Sequence[str]) -> d
     rng = np.random.default_rng(reading.seed)
     wrapped = wrap(tokenizer_file)
     tokenizer = load_tokenizer(wrapped)
-    questions, counts, floor, success = [], [], [], {}
-    for index, name in enumerate(worlds):
+    queries, counts, floor, success = [], [], [], {}
+    for index, name in enumerate(environments):
         seen, success[name] = random_play(name, reading.decisions, seed=reading.seed + index)
         for (text, phrases), times in seen.items():
-            questions.append(question(tokenizer, text, phrases))
+            queries.append(query(tokenizer, text, phrases))
             counts.append(times)
             floor.append(math.log(len(phrases)))
     share = np.sqrt(counts) / np.sqrt(counts).sum()
-    print(f"{len(questions)} distinct observations; entropy floor {share @ floor:.4f} nats per action")
+    print(f"{len(queries)} distinct observations; entropy floor {share @ floor:.4f} nats per action")
 
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -205,9 +205,9 @@ def pretrain(reading: Reading, tokenizer_file: Path, worlds: Sequence[str]) -> d
         failed = random_failures(reading.failures, rng, progress) if reading.programs else []
         task = progress.add_task("pre-training", total=reading.steps)
         for step in range(1, reading.steps + 1):
-            drawn, repeats = np.unique(rng.choice(len(questions), reading.batch, p=share), return_counts=True)
+            drawn, repeats = np.unique(rng.choice(len(queries), reading.batch, p=share), return_counts=True)
             coding = [random_coding(tokenizer, failed, rng) for _ in range(reading.programs)]
-            read = [*(questions[i] for i in drawn), *coding]
+            read = [*(queries[i] for i in drawn), *coding]
             weights = np.concatenate([repeats, np.ones(len(coding))])
             optimizer.zero_grad()
             total, tokens, nll = 0.0, float(weights @ sum(sizes(read))), np.zeros(len(read))
@@ -233,7 +233,7 @@ def pretrain(reading: Reading, tokenizer_file: Path, worlds: Sequence[str]) -> d
 
     report: dict[str, Any] = {
         "parameters": model.num_parameters(),
-        "distinct_observations": len(questions),
+        "distinct_observations": len(queries),
         "loss_per_token": round(float(mean_loss), 4),
         "action_nll": round(float(mean_action), 4),
         "program_nll": round(float(mean_program), 2),
@@ -250,7 +250,7 @@ def pretrain(reading: Reading, tokenizer_file: Path, worlds: Sequence[str]) -> d
 
 def main() -> None:
     reading = tyro.cli(Reading, description=__doc__)
-    finite = [name for name, world in WORLDS.items() if world.finite]
+    finite = [name for name, environment in ENVIRONMENTS.items() if environment.finite]
     print(json.dumps(pretrain(reading, TOKENIZER_FILE, finite), indent=2))
 
 

@@ -1,4 +1,4 @@
-"""How many actions a second the worlds take, layer by layer: ``python -m benchmarks.throughput.worlds``."""
+"""How many actions a second the environments take, layer by layer: ``python -m benchmarks.throughput.environments``."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ SOURCE_RATES = {"Overcooked-tomato-lettuce-salad-v0": 12_000, "VirtualHome-enter
 ENVS = 8
 
 
-def rules_of(world: Any) -> dict[str, Callable[[np.ndarray], None]]:
+def rules_of(environment: Any) -> dict[str, Callable[[np.ndarray], None]]:
     """The rules alone: computing every outcome, and remembering them."""
-    if isinstance(world, OvercookedEnv):
-        cook = Cook(world.kitchen)
+    if isinstance(environment, OvercookedEnv):
+        cook = Cook(environment.kitchen)
         return {
-            "rules, every outcome computed": lambda drawn: cook_on(world, cook._run, drawn),
-            "rules, outcomes remembered": lambda drawn: cook_on(world, cook.perform, drawn),
+            "rules, every outcome computed": lambda drawn: cook_on(environment, cook._run, drawn),
+            "rules, outcomes remembered": lambda drawn: cook_on(environment, cook.perform, drawn),
         }
-    assert isinstance(world, VirtualHomeEnv)
-    course = Course(world.task)
+    assert isinstance(environment, VirtualHomeEnv)
+    course = Course(environment.task)
     return {
-        "rules, every outcome computed": lambda drawn: keep_house(world, None, drawn),
-        "rules, outcomes remembered": lambda drawn: keep_house(world, course, drawn),
+        "rules, every outcome computed": lambda drawn: keep_house(environment, None, drawn),
+        "rules, outcomes remembered": lambda drawn: keep_house(environment, course, drawn),
     }
 
 
-def cook_on(world: OvercookedEnv, perform: Callable[..., Any], drawn: np.ndarray) -> None:
-    start, macros = world.kitchen.initial_state(), world._macros
+def cook_on(environment: OvercookedEnv, perform: Callable[..., Any], drawn: np.ndarray) -> None:
+    start, macros = environment.kitchen.initial_state(), environment._macros
     state, elapsed = start, 0
     for number in drawn.tolist():
         state, _, delivered, primitive_steps = perform(state, macros[number % len(macros)])
@@ -47,12 +47,12 @@ def cook_on(world: OvercookedEnv, perform: Callable[..., Any], drawn: np.ndarray
             state, elapsed = start, 0
 
 
-def keep_house(world: VirtualHomeEnv, remembered: Course | None, drawn: np.ndarray) -> None:
+def keep_house(environment: VirtualHomeEnv, remembered: Course | None, drawn: np.ndarray) -> None:
     """Outcomes and which actions are offered."""
-    start = state = world.task.household.initial_state()
+    start = state = environment.task.household.initial_state()
     elapsed = 0
     for number in drawn.tolist():
-        course = remembered or Course(world.task)
+        course = remembered or Course(environment.task)
         offered = course.view(state).offered
         state, done = course.perform(state, offered[number % len(offered)])
         elapsed += 1
@@ -79,7 +79,9 @@ def play_vector(envs: gym.vector.VectorEnv, say: dict[str, Any], drawn: np.ndarr
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--ids", nargs="+", default=list(SOURCE_RATES), choices=list(SOURCE_RATES), help="the worlds")
+    parser.add_argument(
+        "--ids", nargs="+", default=list(SOURCE_RATES), choices=list(SOURCE_RATES), help="the environments"
+    )
     parser.add_argument("--steps", type=int, default=20_000, help="actions of one measurement")
     parser.add_argument("--repeats", type=int, default=5, help="measurements, of which the best counts")
     options = parser.parse_args()
@@ -88,11 +90,11 @@ def main() -> None:
     for name in options.ids:
         text, tokens = gym.make(name, interface="text"), gym.make(name)
         vector = gym.make_vec(name, num_envs=ENVS, vectorization_mode="sync", vector_kwargs=same_step)
-        world, space = text.get_wrapper_attr("unwrapped"), tokens.get_wrapper_attr("action_space")
-        spoken = {phrase: phrase for phrase in world.action_names}
-        encoded = {phrase: space.encode(phrase) for phrase in world.action_names}
+        environment, space = text.get_wrapper_attr("unwrapped"), tokens.get_wrapper_attr("action_space")
+        spoken = {phrase: phrase for phrase in environment.action_names}
+        encoded = {phrase: space.encode(phrase) for phrase in environment.action_names}
         layers: dict[str, Callable[[np.ndarray], None]] = {
-            **rules_of(world),
+            **rules_of(environment),
             "text (interface='text')": partial(play, text, spoken),
             "tokens (gym.make)": partial(play, tokens, encoded),
             f"tokens, {ENVS} in gym.make_vec (sync)": partial(play_vector, vector, encoded),
