@@ -16,7 +16,7 @@ import gymnasium as gym
 import tokenizers
 from tokenizers import AddedToken, models
 
-from benchmarks.cell import refuse_another
+from benchmarks.runs import refuse_another
 from lang_envs.assets import TOKENIZER_FILE
 from lang_envs.assets.train_tokenizer import SPECIAL_TOKENS
 from lang_envs.files import read_object

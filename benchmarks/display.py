@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from benchmarks.cell import PLAN_FILE, Cell
+from benchmarks.runs import RUN_FILE, Run
 from benchmarks.stored import require_numbers
 from lang_envs.files import parse_json
 from trainers.loop import METRICS_FILE
@@ -28,7 +28,7 @@ class Display:
     Of many runs it shows those that go on, and how much of all is done.
     """
 
-    def __init__(self, cells: Sequence[Cell], console: Console) -> None:
+    def __init__(self, runs: Sequence[Run], console: Console) -> None:
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -41,14 +41,14 @@ class Display:
             expand=True,
             speed_estimate_period=20,
         )
-        self._few = len(cells) <= _FEW
-        self._all = self._progress.add_task("all", total=len(cells), numbers="runs", visible=not self._few)
-        self._tasks: dict[Cell, TaskID] = {}
-        self._shares: dict[Cell, float] = {}
-        for cell in cells:
-            self._tasks[cell] = self._progress.add_task(
-                escape(self._name(cell)),  # brackets are markup to rich
-                total=cell.config.usual.steps,
+        self._few = len(runs) <= _FEW
+        self._all = self._progress.add_task("all", total=len(runs), numbers="runs", visible=not self._few)
+        self._tasks: dict[Run, TaskID] = {}
+        self._shares: dict[Run, float] = {}
+        for run in runs:
+            self._tasks[run] = self._progress.add_task(
+                escape(self._name(run)),  # brackets are markup to rich
+                total=run.config.run_defaults.steps,
                 start=False,
                 numbers="waiting",
                 visible=self._few,
@@ -67,40 +67,40 @@ class Display:
         self.update(last=True)
         self._progress.stop()
 
-    def _name(self, cell: Cell) -> str:
-        return cell.name if self._few else f"{cell.folder.name}: {cell.name}"
+    def _name(self, run: Run) -> str:
+        return run.name if self._few else f"{run.folder.name}: {run.name}"
 
     def update(self, *, last: bool = False) -> None:
         """Read how far every run is; the ``last`` time everything is printed that was not."""
         plain = []
-        for cell, task in self._tasks.items():
-            if self._shares.get(cell) == 1 and not self._few:
+        for run, task in self._tasks.items():
+            if self._shares.get(run) == 1 and not self._few:
                 continue
-            line = _last_metrics(cell.path / METRICS_FILE)
+            line = _last_metrics(run.path / METRICS_FILE)
             if line is None:
-                if (cell.path / PLAN_FILE).exists():
+                if (run.path / RUN_FILE).exists():
                     self._progress.update(task, numbers="starting")
                 continue
             if not self._progress.tasks[task].started:
                 self._progress.start_task(task)
-            result = cell.result
+            result = run.result
             if result is None:
                 ended = "recent_return" in line
                 numbers = f"return {line['recent_return']:+.3f} " if ended else "no episode ended yet "
                 numbers += f"success {line['recent_success']:4.0%} " if ended else ""
-                over = line["step"] >= cell.config.usual.steps
+                over = line["step"] >= run.config.run_defaults.steps
                 numbers += "evaluating" if over else f"{line['timing']['steps_per_second']:4.0f} steps/s"
             else:
                 numbers = f"return {result['sampled']['return']:+.3f} success {result['sampled']['success']:4.0%} done"
             if "best_score_step" in line:
                 numbers += f" best {line['best_score']:.4f} (by step {line['best_score_step']:,})"
-            total = cell.config.usual.steps
+            total = run.config.run_defaults.steps
             completed = min(line["step"], total)
-            self._shares[cell] = 1 if cell.finished else 0.99 * completed / total
+            self._shares[run] = 1 if run.finished else 0.99 * completed / total
             self._progress.update(
-                task, completed=completed, numbers=numbers, visible=self._few or self._shares[cell] < 1
+                task, completed=completed, numbers=numbers, visible=self._few or self._shares[run] < 1
             )
-            plain.append(f"{self._name(cell)}: {completed:,}/{total:,} steps, {numbers}")
+            plain.append(f"{self._name(run)}: {completed:,}/{total:,} steps, {numbers}")
         plain.append(self._overall())
         due = time.monotonic() - self._last_time > _SECONDS_BETWEEN_LINES
         if (due or last) and not self._console.is_terminal:

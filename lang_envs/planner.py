@@ -32,12 +32,33 @@ class Solution(NamedTuple):
     optimal_return: float
 
 
-class _Outcome(NamedTuple):
+class Outcome(NamedTuple):
+    """What a phrase leads to in a state."""
+
     phrase: int
     after: int
-    """Number of the situation that follows; -1 where the episode is over."""
+    """Number of the next state; -1 where the episode is over."""
     reward: float
     discount: float
+
+
+class State(NamedTuple):
+    """A state of the environment: its text, and what each available phrase leads to."""
+
+    text: str
+    outcomes: list[Outcome]
+
+
+class StateSpace(NamedTuple):
+    """All states that can be reached, the first state first; the clock plays no part in them.
+
+    ``ends`` counts the states that end an episode. ``shortest`` has the numbers of the fewest phrases that lead to
+    success, None where none do.
+    """
+
+    states: list[State]
+    ends: int
+    shortest: list[int] | None
 
 
 def solve(
@@ -50,30 +71,45 @@ def solve(
     environment : LanguageEnv
         One with phrases and :attr:`LanguageEnv.state`, whose fields must be hashable. It is used up.
     max_states : int
-        Give up where there are more situations than that.
+        Give up where there are more states than that.
     on_state : callable, optional
-        Told, after each situation, how many have been searched and how many are known.
+        Told, after each state, how many have been searched and how many are known.
 
     Raises
     ------
     PlanningError
-        If any text is an action, chance plays a part, there are too many situations, or returns have no bound.
+        If any text is an action, chance plays a part, there are too many states, or returns have no bound.
     """
+    found = explore(environment, max_states, on_state)
+    outcomes = [state.outcomes for state in found.states]
+    values, returns = _value_iteration(outcomes)
+    best = _shortest_best(outcomes, values, returns)
+    shortest_phrases, best_phrases = (
+        None if way is None else tuple(environment.action_names[phrase] for phrase in way)
+        for way in (found.shortest, best)
+    )
+    return Solution(len(outcomes) + found.ends, shortest_phrases, best_phrases, float(values[0]))
+
+
+def explore(
+    environment: LanguageEnv, max_states: int = MAX_STATES, on_state: Callable[[int, int], object] | None = None
+) -> StateSpace:
+    """Search all states of a deterministic environment breadth first; parameters and errors as in :func:`solve`."""
     if not environment.action_names:
         raise PlanningError("in this environment any text is an action: there is no trying all of them")
-    environment.reset(seed=0)
+    _, info = environment.reset(seed=0)
     try:
         begin = environment.state
         numbers = {_situation(environment): 0}
     except (AttributeError, TypeError) as error:
         raise PlanningError(f"the situations of this environment cannot be told apart: {error}") from None
-    to_search = [begin]
-    outcomes: list[list[_Outcome]] = []
+    to_search = [(begin, info["text"])]
+    states: list[State] = []
     came_from: dict[int, tuple[int, int]] = {}
     ends = set()
     shortest: list[int] | None = None
 
-    for at, state in enumerate(to_search):  # which grows meanwhile
+    for at, (state, text) in enumerate(to_search):  # which grows meanwhile
         environment.state = state
         found = []
         for phrase in environment.available_action_ids():
@@ -85,28 +121,23 @@ def solve(
                 raise PlanningError("chance plays a part in this environment: there is no best sequence of phrases")
             if terminated:
                 ends.add(situation)
-                found.append(_Outcome(phrase, -1, float(reward), discount))
+                found.append(Outcome(phrase, -1, float(reward), discount))
                 if shortest is None and info.get("success", terminated):
                     shortest = [*_way_to(at, came_from), phrase]
                 continue
             if situation not in numbers:
                 numbers[situation] = len(to_search)
                 came_from[len(to_search)] = at, phrase
-                to_search.append(_with_clock_of(environment, after, begin))
+                to_search.append((_with_clock_of(environment, after, begin), info["text"]))
                 if len(numbers) > max_states:
                     raise PlanningError(f"there are more than {max_states:,} situations in this environment")
-            found.append(_Outcome(phrase, numbers[situation], float(reward), discount))
-        outcomes.append(found)
+            found.append(Outcome(phrase, numbers[situation], float(reward), discount))
+        states.append(State(text, found))
         if on_state is not None:
             on_state(at + 1, len(numbers))
-    if not all(outcomes):
+    if not all(state.outcomes for state in states):
         raise PlanningError("in one of the situations of this environment nothing can be said")
-    values, returns = _value_iteration(outcomes)
-    best = _shortest_best(outcomes, values, returns)
-    shortest_phrases, best_phrases = (
-        None if way is None else tuple(environment.action_names[phrase] for phrase in way) for way in (shortest, best)
-    )
-    return Solution(len(numbers) + len(ends), shortest_phrases, best_phrases, float(values[0]))
+    return StateSpace(states, len(ends), shortest)
 
 
 def _way_to(number: int, came_from: dict[int, tuple[int, int]]) -> list[int]:
@@ -131,7 +162,7 @@ def _with_clock_of(environment: LanguageEnv, state: dict[str, Any], begin: dict[
     return state | {"fields": state["fields"] | clock}
 
 
-def _value_iteration(outcomes: list[list[_Outcome]]) -> tuple[np.ndarray, np.ndarray]:
+def _value_iteration(outcomes: list[list[Outcome]]) -> tuple[np.ndarray, np.ndarray]:
     """Best return of every situation, and the return of each of its outcomes (in their order, then -inf)."""
     shape = len(outcomes), max(map(len, outcomes))
     after = np.full(shape, -1)
@@ -154,7 +185,7 @@ def _value_iteration(outcomes: list[list[_Outcome]]) -> tuple[np.ndarray, np.nda
     )
 
 
-def _shortest_best(outcomes: list[list[_Outcome]], values: np.ndarray, returns: np.ndarray) -> list[int] | None:
+def _shortest_best(outcomes: list[list[Outcome]], values: np.ndarray, returns: np.ndarray) -> list[int] | None:
     """The fewest phrases that lead from the start to an end and earn the best return."""
     came_from: dict[int, tuple[int, int]] = {}
     to_search = [0]

@@ -14,7 +14,7 @@ import torch
 
 import lang_envs
 import trainers
-from benchmarks.presets import usual
+from benchmarks.presets import run_defaults
 
 ENVS = ("Overcooked-tomato-salad-v0", "Overcooked-tomato-lettuce-salad-v0", "VirtualHome-food-preparation-v0")
 
@@ -29,7 +29,7 @@ class Cost(NamedTuple):
 
 def train(env: str, steps: int, kept: int) -> Cost:
     """Train POAD with the embedded model and at most ``kept`` MiB of features."""
-    suited = usual(env)
+    suited = run_defaults(env)
     envs = lang_envs.make_vec(env, suited.num_envs)
     agent = trainers.make("poad", envs, device="cpu", feature_cache_mib=kept, **suited.settings)
     model = agent.language_model

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.run import KEEP_MEMORY
+from benchmarks.processes import KEEP_MEMORY
 from benchmarks.throughput.scoring import naive_log_probs
 from lang_envs import load_tokenizer
 from trainers.language_model import LanguageModel, load_language_model
