@@ -84,7 +84,7 @@ def test_free_text_agents_learn_from_the_ids_that_they_sampled(name: str) -> Non
     rollout = collect(agent, envs, begin(envs, seed=0), 2, discount=0.95)
     for row in rollout.actions:
         for decision in row:
-            (candidate,) = decision.record.query[1].candidates
+            (candidate,) = decision.record.query.tree.candidates
             assert candidate == decision.token_ids
     first = rollout.actions[0][0]
     text = envs.envs[0].get_wrapper_attr("tokenizer").decode(first.token_ids)
