@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import gymnasium as gym
@@ -22,9 +22,9 @@ from lang_envs import ENVIRONMENTS, load_tokenizer
 from lang_envs.files import read_json, write_atomically
 from lang_envs.registration import TEMPLATES, named_value
 from trainers.agents import AGENTS, agent_class
-from trainers.agents.settings import resolve
 from trainers.language_model import resolve_device
 from trainers.rollout import token_space
+from trainers.settings import resolve
 
 _MAXIMA = {
     "seeds": 10_000,
@@ -50,7 +50,8 @@ def _agent_options_type() -> type[Any]:
             continue
         for parent in kind.__mro__[:-1]:
             documented = docstring_parser.parse_from_object(parent).params
-            helps = {found.arg_name: found.description or "" for found in documented} | helps
+            texts = {found.arg_name: " ".join((found.description or "").split()) for found in documented}
+            helps = {name: text for name, text in texts.items() if text} | helps
         hints |= get_type_hints(kind)
         embedded, other = resolve(kind, "embedded", {}), resolve(kind, "a model", {})
         for own in dataclasses.fields(kind):
@@ -58,7 +59,10 @@ def _agent_options_type() -> type[Any]:
     fields = [
         (
             name,
-            Annotated[hints[name] | None, tyro.conf.arg(help=helps.get(name), help_behavior_hint=_default_text(own))],
+            Annotated[
+                hints[name] | None,
+                tyro.conf.arg(help=helps[name], help_behavior_hint=_default_text(own), metavar=_metavar(hints[name])),
+            ],
             field(default=None),
         )
         for name, own in defaults.items()
@@ -72,6 +76,9 @@ def _agent_options_type() -> type[Any]:
 def _default_text(defaults: dict[str, tuple[Any, Any]]) -> str:
     """Describe a setting's default: by agent and by model, where they differ."""
 
+    if all(value is None for pair in defaults.values() for value in pair):
+        return ""  # the help text says what None means
+
     def by_agent(values: dict[str, Any]) -> str:
         agents: dict[str, list[str]] = {}
         for agent, value in values.items():
@@ -82,14 +89,25 @@ def _default_text(defaults: dict[str, tuple[Any, Any]]) -> str:
         return ", ".join(f"{shown} ({' '.join(names)})" for shown, names in agents.items())
 
     embedded, other = (by_agent({agent: pair[k] for agent, pair in defaults.items()}) for k in (0, 1))
-    only = f"; {' '.join(defaults)} only" if len(defaults) == 1 else ""
-    return f"(default: {embedded}{only})" if embedded == other else f"(default: {embedded}; other models: {other}{only})"
+    return f"(default: {embedded})" if embedded == other else f"(default: {embedded}; other models: {other})"
+
+
+def _metavar(hint: Any) -> str:
+    """Name a setting's type in --help."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind not in (type(None), Ellipsis)]
+    name = "|".join("{True,False}" if kind is bool else kind.__name__.upper() for kind in kinds)
+    return f"{name} [{name} ...]" if get_origin(hint) is tuple else name
 
 
 if TYPE_CHECKING:
     AgentOptions = Any
 else:
     AgentOptions = _agent_options_type()
+
+
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+OptionalText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+"""Types of options whose help text says what the default is."""
 
 
 @dataclass(frozen=True)
@@ -103,18 +121,18 @@ class BenchmarkConfig:
     """Id of the environment (list: python -m lang_envs list), or module:Id if a module of yours registers it."""
     env_set: tuple[str, ...] = ()
     """Arguments of the environment, each name=value, such as task=chores.yaml for VirtualHome-v0."""
-    model: str | None = None
+    model: OptionalText = None
     """embedded (default), a Hugging Face name, or a folder."""
     seeds: int = 3
     """Number of runs of each agent; each run has its own seed."""
     first_seed: int = 0
     """Seed of the first run; the next run has the next number."""
-    steps: int | None = None
+    steps: OptionalInt = None
     """Environment steps of each run, summed over its parallel environments; rounded up to whole rollouts (default:
     depends on the environment, mostly 16,384)."""
-    num_envs: int | None = None
+    num_envs: OptionalInt = None
     """Parallel environments of each run (default: depends on the environment, mostly 4)."""
-    rollout_steps: int | None = None
+    rollout_steps: OptionalInt = None
     """Steps in each environment between two updates (default: depends on the environment, mostly 64)."""
     eval_episodes: int = 100
     """Evaluation episodes of each trained agent, sampled and greedy each."""
@@ -126,9 +144,9 @@ class BenchmarkConfig:
     preset: Literal["default", "paper", "paper-wide"] = "default"
     """Hyper-parameters: default (this project's), paper (the paper's for 7B models), or paper-wide (the paper's, with
     rollouts of 128 environments and 1 step; DataSciCoding only)."""
-    device: str | None = None
+    device: OptionalText = None
     """auto (default: a GPU if there is one), cpu, cuda, cuda:N."""
-    workers: int | None = None
+    workers: OptionalInt = None
     """Runs at the same time (default: one for each CPU core; one on a GPU)."""
     runs_dir: Path = Path("runs")
     """Where the folder of this benchmark is made."""

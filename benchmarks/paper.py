@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.action_length import QUICK, READING, base_model
 from benchmarks.agent_spec import AgentSpec
-from benchmarks.config import AgentOptions, BenchmarkConfig
+from benchmarks.config import AgentOptions, BenchmarkConfig, OptionalInt, OptionalText
 from benchmarks.experiments import EXPERIMENTS, Comparison, Experiment
 from benchmarks.presets import run_defaults
 from benchmarks.processes import run_all
@@ -29,13 +29,15 @@ from benchmarks.stored import typed
 from benchmarks.throughput.footprint import footprint
 from lang_envs.files import read_object, write_atomically
 from trainers.agents import agent_class
-from trainers.agents.settings import EMBEDDED_SETTINGS, resolve
+from trainers.agents.ppo import PPOSettings
 from trainers.loop import alone_in
+from trainers.settings import resolve
 
 PAPER_FILE = "paper.json"
 _MOST_SEEDS = 10_000
 _CODE_MODEL, _MODEL = "codellama/CodeLlama-7b-hf", "meta-llama/Llama-2-7b-hf"
 _PAPER_STEPS = {"Overcooked": 40_000, "VirtualHome": 6_000, "DataSciCoding": 10_000}  # the authors' own scripts
+_EMBEDDED = {own.name: own.metadata["embedded"] for own in fields(PPOSettings) if "embedded" in own.metadata}
 _TOKENS_PER_QUERY = 128  # prompt and candidates; about 85 in Overcooked and VirtualHome
 
 
@@ -46,11 +48,11 @@ class PaperConfig:
     only: tuple[str, ...] = ()
     """Names of experiments, separated by spaces or commas: search, curves, entropy, programs, discount, endless,
     length, sampling, generalisation, credit, language (default: all)."""
-    seeds: int | None = None
+    seeds: OptionalInt = None
     """Runs of each agent (default: 10; 3 for search, for programs, and with 7B models)."""
     scale: Literal["embedded", "7b"] = "embedded"
     """embedded (the embedded model on a CPU), or 7b (the paper's models and hyper-parameters on a GPU)."""
-    model: str | None = None
+    model: OptionalText = None
     """With --scale 7b: another Hugging Face model than the paper's, or a folder."""
     quick: bool = False
     """Two short runs of each agent, to test the software."""
@@ -58,7 +60,7 @@ class PaperConfig:
     """Print the runs and what they need; run nothing."""
     output: Path | None = None
     """Folder of the runs (default: runs/paper-embedded, runs/paper-embedded-quick, runs/paper-7b)."""
-    workers: int | None = None
+    workers: OptionalInt = None
     """Runs at the same time (default: one for each CPU core; one on a GPU)."""
     quantize: Literal["4bit", "8bit"] | None = None
     """With --scale 7b: load the base model in 4bit or 8bit."""
@@ -153,7 +155,7 @@ class PaperConfig:
         settings = size.pop("settings")
         if comparison.tokens is not None:
             common["model"] = str(self.model_folder(comparison))
-            common["agent"] = AgentOptions(**EMBEDDED_SETTINGS | settings)
+            common["agent"] = AgentOptions(**_EMBEDDED | settings)
         if self.quick:
             size["rollout_steps"] = min(16, size["rollout_steps"])
             size["steps"] = 2 * size["num_envs"] * size["rollout_steps"]

@@ -65,7 +65,6 @@ _PAPER: dict[str, Any] = {
     "advantage_std_floor": 0.0,
     "entropy_level": "token",
     "clip": 0.2,
-    "value_coefficient": 0.5,
     "max_grad_norm": 0.5,
     "kl_threshold": 0.02,
     "lora_rank": 8,

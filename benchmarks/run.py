@@ -21,8 +21,8 @@ from benchmarks.report import render_page
 from benchmarks.runs import CONFIG_FILE, Benchmark
 from benchmarks.versions import COMMAND, VERSIONS_FILE, versions
 from lang_envs.files import write_atomically
-from trainers.agents.common import ADAPTER_FOLDER
 from trainers.checkpoint import LAST
+from trainers.language_agent import ADAPTER_FOLDER
 from trainers.loop import CHECKPOINTS_FOLDER
 
 

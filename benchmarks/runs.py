@@ -21,11 +21,12 @@ from lang_envs import ENVIRONMENTS
 from lang_envs.files import MIB, at_home, is_number, parse_json, read_bytes, read_object, refuse_irregular
 from lang_envs.registration import TEMPLATES
 from trainers.agents import AGENTS, agent_class
-from trainers.agents.common import PPOAgent
-from trainers.agents.settings import resolve
+from trainers.agents.ppo import PPOAgent
 from trainers.checkpoint import DamagedRunError, is_checkpoint_link, newest
 from trainers.language_model import EMBEDDED, EMBEDDED_FOLDER
-from trainers.loop import CHECKPOINTS_FOLDER, METRICS_FILE
+from trainers.loop import CHECKPOINTS_FOLDER
+from trainers.metrics import METRICS_FILE
+from trainers.settings import resolve
 
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 import warnings
 from contextlib import closing
 from dataclasses import asdict
@@ -20,7 +21,6 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 import trainers
-from benchmarks.config import BenchmarkConfig
 from benchmarks.runs import MODES, RESULT_FILE, RUN_FILE, STAGES, Run, make_envs
 from benchmarks.stored import one_line
 from benchmarks.versions import VERSIONS_FILE, versions
@@ -28,8 +28,9 @@ from lang_envs.files import read_text, write_atomically
 from trainers.checkpoint import DamagedRunError, newest
 from trainers.loop import CHECKPOINTS_FOLDER
 
-EVALUATING = ".evaluating"
-"""A run's folder holds this file while the agent is evaluated."""
+EVALUATION_FILE = ".evaluation"
+"""While an agent is evaluated: how many episodes are finished."""
+_SECONDS_BETWEEN_WRITES = 0.5
 _TRANSFER_ENVS = 20  # few episodes in each: all ask the model much the same queries
 
 
@@ -76,10 +77,11 @@ def _train(run: Run, envs: gym.vector.VectorEnv) -> None:
         checkpoint_every=config.checkpoint_every,
         resume=resume,
     )
-    (run.path / EVALUATING).touch()
-    result = {mode: _evaluate(agent, config, greedy=mode == "greedy") for mode in MODES}
+    result = {}
+    for mode in MODES:
+        found = _evaluate(agent, config.env, run, mode, num_envs=config.run_defaults.num_envs, **config.env_options)
+        result[mode] = {"return": found.mean_return, "success": found.success_rate, "episodes": len(found.returns)}
     write_atomically(run.path / RESULT_FILE, json.dumps(result, indent=2) + "\n")
-    (run.path / EVALUATING).unlink()
 
 
 def _add_versions(run: Run) -> None:
@@ -98,24 +100,30 @@ def _end_with(parent: Any) -> None:
         os._exit(1)
 
 
-def _evaluate(agent: Any, config: BenchmarkConfig, *, greedy: bool) -> dict[str, Any]:
-    options = {"greedy": greedy, "num_envs": config.run_defaults.num_envs, **config.env_options}
-    found = trainers.evaluate(agent, config.env, config.eval_episodes, **options)
-    return {"return": found.mean_return, "success": found.success_rate, "episodes": len(found.returns)}
+def _evaluate(agent: Any, env: str, run: Run, mode: str, **options: Any) -> trainers.Evaluation:
+    """Evaluate on an environment, and write the progress to a file that the display reads."""
+    file, episodes, last = run.path / EVALUATION_FILE, run.config.eval_episodes, 0.0
+
+    def progress(finished: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > _SECONDS_BETWEEN_WRITES:
+            last = time.monotonic()
+            file.write_text(f"evaluating on {env}, {mode}: {min(finished, episodes)}/{episodes} episodes")
+
+    found = trainers.evaluate(agent, env, episodes, greedy=mode == "greedy", on_episodes=progress, **options)
+    file.unlink(missing_ok=True)
+    return found
 
 
 def _evaluate_transfer(agent: Any, run: Run, stage: str) -> None:
     """Evaluate on the environments of ``transfer`` without learning; keeps every episode."""
-    config, found = run.config, run.transfer_results(stage)
-    (run.path / EVALUATING).touch()
+    found = run.transfer_results(stage)
     for env in run.missing_transfer(stage):
         found[env] = {}
         for mode in MODES:
-            options = {"greedy": mode == "greedy", "num_envs": _TRANSFER_ENVS, **config.tokenizer_options}
-            result = trainers.evaluate(agent, env, config.eval_episodes, **options)
+            result = _evaluate(agent, env, run, mode, num_envs=_TRANSFER_ENVS, **run.config.tokenizer_options)
             found[env][mode] = {"return": result.returns.tolist(), "success": result.successes.tolist()}
     write_atomically(run.transfer_file(stage), json.dumps(found) + "\n")
-    (run.path / EVALUATING).unlink()
 
 
 def _describe(agent: Any, run: Run) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from benchmarks.runs import Benchmark, make_envs
 from benchmarks.statistics import Interval, mean
 from benchmarks.tables import Table
 from benchmarks.tabular import State, exact_values, explore, follow, token_advantages, worth_of
-from trainers.agents.common import PPOAgent
-from trainers.agents.token_level import TokenLevelAgent
+from trainers.agents.ppo import PPOAgent
 from trainers.prefix_tree import PrefixTree, Query
 
 _SIGNED = "{:+z.4f}"  # never −0
@@ -79,7 +78,7 @@ def exact_credit(agent: PPOAgent, states: Sequence[State]) -> dict[str, Credit]:
     """Return exact advantages under the policy of an agent with trie sampling, by level of credit."""
     queries = [query(agent, state) for state in states]
     trees = [tree for _, tree in queries]
-    log_probs = [found.token_log_probs for found in agent.policy.assess(queries)]
+    log_probs = [found.token_log_probs for found in agent.policy_outputs(queries)]
     gamma = agent.gamma
     by_action = exact_values(states, trees, log_probs, gamma=gamma, gamma_token=1.0)
     by_token = exact_values(states, trees, log_probs, gamma=gamma, gamma_token=gamma)
@@ -93,8 +92,8 @@ def exact_credit(agent: PPOAgent, states: Sequence[State]) -> dict[str, Credit]:
 def critic_credit(agent: PPOAgent, states: Sequence[State]) -> Credit:
     """Return one-step advantages from the values of an agent's critic."""
     queries = [query(agent, state) for state in states]
-    values = agent.policy.values(queries)
-    gamma_token = agent.gamma_token if isinstance(agent, TokenLevelAgent) else None
+    values = agent.values(queries)
+    gamma_token = agent.gamma_token if agent.level == "token" else None
     return _credit(states, [tree for _, tree in queries], values, agent.gamma, gamma_token)
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
 from benchmarks.analyses import Drawing, Presentation
-from benchmarks.runs import Benchmark, Run, make_envs
+from benchmarks.runs import Benchmark, make_envs
 from benchmarks.statistics import Interval, mean
 from benchmarks.stored import require_numbers
 from benchmarks.tables import Table
@@ -35,8 +35,9 @@ from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import prompt
 from lang_envs.files import is_number, read_json, read_object, write_atomically
 from trainers.agent_state import load_tensors
-from trainers.agents.common import ADAPTER_FOLDER, PPOAgent
+from trainers.agents.ppo import PPOAgent
 from trainers.embedded_lm.pretrain import losses, query, random_play, random_shape, sizes
+from trainers.language_agent import ADAPTER_FOLDER
 from trainers.language_model import EMBEDDED_FOLDER
 from trainers.prefix_tree import Query, split
 

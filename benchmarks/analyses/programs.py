@@ -13,8 +13,8 @@ from benchmarks.presets import PAPER_PROGRAMS
 from benchmarks.runs import Benchmark, Run
 from benchmarks.statistics import Interval, bootstrap_mean, compare_intervals
 from benchmarks.tables import Table
+from lang_envs.datascicoding.env import BEST_PROGRAM_FILE
 from lang_envs.files import read_text
-from trainers.loop import BEST_PROGRAM_FILE
 
 _LAST = 0.9
 _MAX_PROGRAM = 1 << 20

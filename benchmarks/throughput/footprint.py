@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from trainers.agents.settings import Settings
+from trainers.settings import LanguageAgentSettings
 from trainers.head import CHUNK_ON_GPU
 
 _GIB = 1024**3
@@ -44,13 +44,13 @@ class Footprint(NamedTuple):
         return sum(self)
 
 
-def footprint(model: str, settings: Settings, *, minibatch_tokens: int | None = None) -> Footprint:
+def footprint(model: str, settings: LanguageAgentSettings, *, minibatch_tokens: int | None = None) -> Footprint:
     """An estimate for a model trained with an adapter in bfloat16.
 
     Parameters
     ----------
     model : str
-    settings : Settings
+    settings : LanguageAgentSettings
     minibatch_tokens : int, optional
         Tokens of a minibatch's distinct queries, packed; by default as many as go through the model at once.
 
