@@ -44,13 +44,16 @@ def line_styles(agents: Sequence[AgentSpec]) -> dict[AgentSpec, Any]:
     return found
 
 
-def grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure of ``count`` panels of this size in inches."""
+def grid(
+    count: int, columns: int, width: float, height: float, ratios: Sequence[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure of ``count`` panels of this mean size in inches; ``ratios`` are relative heights of rows."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure, panels = plt.subplots(
-        rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
-    )
+        rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False,
+        height_ratios=ratios,
+    )  # fmt: skip
     for axes in panels.flat[count:]:
         axes.set_axis_off()
     return figure, list(panels.flat[:count])
@@ -113,7 +116,7 @@ def draw_interval(axes: Axes, interval: Interval, row: float, colour: str, label
 
 
 def draw_against(axes: Axes, seeds: Mapping[float, Values], colour: str, style: Any, label: str) -> None:
-    """Draw means and 95 % intervals over a numeric setting, connected by a thin line, with a dot for each seed."""
+    """Draw means and 95 % intervals over a numeric setting, with a dot for each seed; ``style`` connects the means."""
     at = sorted(seeds)
     for x in at:
         axes.scatter([x] * len(seeds[x]), seeds[x], s=10, color=colour, alpha=0.35, linewidth=0)
@@ -121,7 +124,7 @@ def draw_against(axes: Axes, seeds: Mapping[float, Values], colour: str, style: 
 
 
 def draw_intervals_against(axes: Axes, found: Mapping[float, Interval], colour: str, style: Any, label: str) -> None:
-    """Draw means and 95 % intervals over a numeric setting, connected by a thin line."""
+    """Draw means and 95 % intervals over a numeric setting; ``style`` connects the means."""
     at = sorted(found)
     value, low, high = np.array([found[x] for x in at]).T
     spread = np.stack([value - low, high - value]).clip(0)

@@ -28,8 +28,8 @@ class Table:
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    terminal: Sequence[str]
-    """Columns for which a terminal has room; all others are left out there."""
+    terminal: Sequence[str] = ()
+    """Columns for which a terminal has room; empty for all."""
 
     @property
     def markdown(self) -> str:
@@ -42,7 +42,7 @@ class Table:
         """Print what a terminal has room for: intervals in the column *return* alone."""
         console.print(self.title, style="bold", highlight=False, markup=False)
         table = rich.table.Table(box=SIMPLE_HEAD, pad_edge=False)
-        chosen = [at for at, name in enumerate(self.header) if name in self.terminal]
+        chosen = [at for at, name in enumerate(self.header) if not self.terminal or name in self.terminal]
         for at in chosen:
             name, numbers = self.header[at], any(is_number(row[at]) for row in self.rows)
             justify: Literal["left", "right"] = "right" if numbers else "left"

@@ -158,7 +158,7 @@ def present(data: dict[str, Any]) -> Presentation:
         for label, credit in columns.items()
     ]
     drawing = Drawing("credit", _CAPTION, _draw(columns, tokens))
-    table = Table("Advantage of each token", header, rows, header)
+    table = Table("Advantage of each token", header, rows)
     return Presentation([_claim(columns)], [table], [drawing], _notes(data))
 
 

@@ -186,7 +186,7 @@ def present(data: dict[str, Any]) -> Presentation:
     )
     drawing = Drawing("language", f"{title} divided by its value before training, with 95 % intervals.", _draw(data))
     claims = [] if harness else [_claim(data, intervals)]
-    return Presentation(claims, [Table(title, header, rows, header)], [drawing], [note])
+    return Presentation(claims, [Table(title, header, rows)], [drawing], [note])
 
 
 def _claim(data: dict[str, Any], after: dict[AgentSpec, list[Interval]]) -> str:

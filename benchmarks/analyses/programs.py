@@ -114,7 +114,7 @@ def present(data: dict[str, Any]) -> Presentation:
         for own in agents
         if "program" in own
     ]
-    return Presentation(_claims(sets), [Table("Programs", _HEADER, rows, _HEADER)], drawings, _NOTES, details)
+    return Presentation(_claims(sets), [Table("Programs", _HEADER, rows)], drawings, _NOTES, details)
 
 
 _BEST = "ROC AUC of the best program of each run (dots) and of published programs (lines)."

@@ -169,7 +169,8 @@ def present(data: dict[str, Any]) -> Presentation:
         drawings.append(Drawing("profiles", _PROFILES, _profiles(comparisons)))
     if discounts := _discounts(comparisons):
         drawings.append(Drawing("discount", _DISCOUNT, _draw_discounts(discounts, comparisons[0])))
-    if len({comparison["tokens_per_action"] for comparison in comparisons}) > 2:
+    lengths = {(comparison["env"], comparison["tokens_per_action"]) for comparison in comparisons}
+    if len(lengths) > 2 and len(dict(lengths)) == 1:  # one environment with several tokenizers
         claims += _length_claims(comparisons)
         drawings.append(Drawing("length", _LENGTH, _draw_lengths(comparisons)))
     several = len(comparisons) > 1
@@ -183,8 +184,8 @@ def present(data: dict[str, Any]) -> Presentation:
 _PROFILES = "Fraction of runs whose final return is above a fraction of the optimum, with 95 % intervals."
 _DISCOUNT = "Final return over the discount inside an action, γ_w (POAD: 1). Dots: seeds. Bars: 95 % intervals of means."
 _LENGTH = (
-    "Left: final return of POAD minus that of NTPO. Others: final return. Both over the mean number of tokens of an "
-    "action; each number of tokens is one tokenizer. Dots: seeds. Bars: 95 % intervals of means."
+    "First panel: final return of POAD minus that of NTPO. Others: final return. Both over the mean number of tokens of "
+    "an action, one tokenizer each; agents are side by side. Dots: seeds. Bars: 95 % intervals of means."
 )
 _FINAL = "Final returns. Dots: seeds. Vertical marks and bars: means and 95 % intervals over seeds."
 _CURVES = (
@@ -373,8 +374,11 @@ def _profiles(comparisons: Sequence[dict[str, Any]]) -> figures.Figure:
 
 
 def _draw_final(comparisons: Sequence[dict[str, Any]]) -> figures.Figure:
-    most = max(len(comparison["agents"]) for comparison in comparisons)
-    figure, panels = figures.grid(len(comparisons), 2 if most < 12 else 1, 5.6, 1.0 + 0.3 * most)
+    counts = [len(comparison["agents"]) for comparison in comparisons]
+    if max(counts) < 8:
+        figure, panels = figures.grid(len(counts), 2, 5.6, 1.0 + 0.3 * max(counts))
+    else:
+        figure, panels = figures.grid(len(counts), 1, 8.0, 1.0 + 0.3 * float(np.mean(counts)), [3 + n for n in counts])
     for axes, comparison in zip(panels, comparisons, strict=True):
         labels = _labels(comparison)
         rows = [(labels[spec], spec.colour, own["returns"]) for spec, own in agents_of(comparison).items()]
@@ -474,16 +478,18 @@ def _draw_lengths(comparisons: Sequence[dict[str, Any]]) -> figures.Figure:
     figure, panels = figures.grid(1 + len(conditions), 2, 4.8, 3.2)
     for number, (name, found) in enumerate(conditions.items()):
         if gaps := _gaps(found):
-            style = ("-", "--", ":")[number]
-            figures.draw_intervals_against(panels[0], gaps, "black", style, f"POAD − NTPO, {name}")
-        for spec, own in found.items():
-            figures.draw_against(panels[1 + number], own, spec.colour, "-", AgentSpec(spec.algorithm).label)
+            grey = ("black", "#777777", "#BBBBBB")[number]
+            shifted = {length * (0.92, 1.0, 1.08)[number]: gap for length, gap in gaps.items()}
+            figures.draw_intervals_against(panels[0], shifted, grey, "none", name)
+        for order, (spec, own) in enumerate(found.items()):  # side by side
+            at = {length * (0.92, 1.0, 1.08)[order]: values for length, values in own.items()}
+            figures.draw_against(panels[1 + number], at, spec.colour, "none", AgentSpec(spec.algorithm).label)
         figures.draw_optimum(panels[1 + number], comparisons[0]["optimum"])
         panels[1 + number].set_title(name)
         panels[1 + number].set_ylabel("discounted return")
     panels[0].axhline(0, color="grey", linewidth=1)
-    panels[0].set_title("POAD minus NTPO")
-    panels[0].set_ylabel("difference of returns")
+    panels[0].set_title("POAD minus NTPO (grey levels)")
+    panels[0].set_ylabel("difference of discounted returns")
     for axes in panels:
         axes.set_xscale("log")
         ticks = sorted({comparison["tokens_per_action"] for comparison in comparisons})

@@ -90,7 +90,7 @@ def _table(data: dict[str, Any], mode: str, papers: dict[str, dict[str, tuple[fl
             rows.append(["… published, 7B", "", *(_published(papers[env].get(key)) for key in keys)])
     header = ("environment", "optimum", *map(_label, data["environments"][0]["agents"]))
     actions = {"sampled": "actions sampled", "greedy": "most probable actions"}[mode]
-    return Table(f"Return, then success rate; {actions}", header, rows, header[:2])
+    return Table(f"Return, then success rate; {actions}", header, rows)
 
 
 def _cell(own: dict[str, Any], mode: str) -> str:
