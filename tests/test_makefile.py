@@ -95,5 +95,5 @@ def test_gpu_check_takes_a_python_as_it_is_and_words_as_words(folder: Path, valu
     own = shutil.copy(folder / ".venv" / "bin" / "python", folder / "own python")
     shutil.rmtree(folder / ".venv")
     assert make(folder, "gpu-check", f"PYTHON={own}", f"ARGS={value}") == [
-        ["-m", "benchmarks.gpu_check", *value.replace("$$", "$").split()]
+        ["-m", "benchmarks.throughput.gpu_check", *value.replace("$$", "$").split()]
     ]

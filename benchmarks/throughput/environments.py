@@ -13,7 +13,7 @@ import numpy as np
 
 import lang_envs  # noqa: F401  (registers the ids)
 from lang_envs.overcooked.env import MAX_PRIMITIVE_STEPS, OvercookedEnv
-from lang_envs.overcooked.macro_actions import Cook
+from lang_envs.overcooked.macro_actions import Cook, macro_actions
 from lang_envs.virtualhome.env import MAX_STEPS, Course, VirtualHomeEnv
 
 SOURCE_RATES = {"Overcooked-tomato-lettuce-salad-v0": 12_000, "VirtualHome-entertainment-v0": 340}
@@ -26,7 +26,9 @@ def rules_of(environment: Any) -> dict[str, Callable[[np.ndarray], None]]:
     if isinstance(environment, OvercookedEnv):
         cook = Cook(environment.kitchen)
         return {
-            "rules, every outcome computed": lambda drawn: cook_on(environment, cook._run, drawn),
+            "rules, every outcome computed": lambda drawn: cook_on(
+                environment, lambda state, macro: Cook(environment.kitchen).perform(state, macro), drawn
+            ),
             "rules, outcomes remembered": lambda drawn: cook_on(environment, cook.perform, drawn),
         }
     assert isinstance(environment, VirtualHomeEnv)
@@ -38,7 +40,7 @@ def rules_of(environment: Any) -> dict[str, Callable[[np.ndarray], None]]:
 
 
 def cook_on(environment: OvercookedEnv, perform: Callable[..., Any], drawn: np.ndarray) -> None:
-    start, macros = environment.kitchen.initial_state(), environment._macros
+    start, macros = environment.kitchen.initial_state(), macro_actions(environment.kitchen)
     state, elapsed = start, 0
     for number in drawn.tolist():
         state, _, delivered, primitive_steps = perform(state, macros[number % len(macros)])

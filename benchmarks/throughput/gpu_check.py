@@ -1,4 +1,4 @@
-"""Measure on a GPU what only a GPU can show: ``make gpu-check``, or ``python -m benchmarks.gpu_check``.
+"""Measure on a GPU what only a GPU can show: ``make gpu-check``, or ``python -m benchmarks.throughput.gpu_check``.
 
 It takes less than ten minutes and needs no network. Every part runs in a process of its own with its own time limit, so
 that a part which fails, lacks a package or runs out of memory leaves the others alone. Results are printed and written
@@ -121,7 +121,7 @@ def naive_4bit(setup: Setup) -> dict[str, Any]:
 
 def _train(setup: Setup, *, naive: bool, quantize: str | None) -> dict[str, Any]:
     """POAD with the paper's settings: rollouts and updates, memory, and what the model says of its own numbers."""
-    from benchmarks.footprint import footprint
+    from benchmarks.throughput.footprint import footprint
     from benchmarks.throughput.large import NUM_ENVS, PEAKS, time_training
 
     agent, envs = _agent(setup, naive=naive, quantize=quantize)
@@ -354,7 +354,7 @@ def start(part: str, setup: Setup, *, own_group: bool = False) -> subprocess.Pop
     options = ["--device", setup.device, "--shape", setup.shape, "--model", str(setup.model)]
     with (setup.folder / "stderr").open("w") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu_check", "--part", part, "--folder", str(setup.folder), *options],
+            [sys.executable, "-m", "benchmarks.throughput.gpu_check", "--part", part, "--folder", str(setup.folder), *options],
             stdout=subprocess.DEVNULL,
             stderr=errors,
             text=True,
@@ -459,7 +459,7 @@ def main() -> int:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print(f"torch {torch.__version__} sees no CUDA GPU. On one, this would run within ten minutes:")
         print("\n".join(f"  {name:16} {part.what}" for name, part in PARTS.items()))
-        print("To run the parts on the CPU with a tiny model: python -m benchmarks.gpu_check --device cpu --shape tiny")
+        print("To run the parts on the CPU with a tiny model: python -m benchmarks.throughput.gpu_check --device cpu --shape tiny")
         return 2
     chosen = options.only or list(PARTS)
     names = [name for name in PARTS if name in chosen or (name == "model" and {*chosen} - _WITHOUT_MODEL)]

@@ -118,7 +118,7 @@ def queries(values: dict[str, float], vocabulary: int) -> list[Query]:
             first = rng.integers(5, 5 + max(4, int(values["candidates"]) // 4))
             found[(int(first), *rng.integers(5, vocabulary, _CANDIDATE - 2).tolist(), 2)] = None
         prompt = rng.integers(5, vocabulary, int(values["prompt tokens"])).tolist()
-        asked.append((tuple(prompt), build_tree(tuple(found))))
+        asked.append(Query(tuple(prompt), build_tree(tuple(found))))
     return [asked[i % distinct] for i in range(environments)]
 
 
@@ -177,7 +177,7 @@ def best_of(model: LanguageModel, repeats: int) -> Callable[[Callable[[], Any]],
 
 
 def measure(model: LanguageModel, quantity: str, value: float, speed: float, repeats: int) -> Point:
-    policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
+    policy = LanguagePolicy(model, sampling="trie", normalisation="token")
     asked = queries(USUAL | ALONE.get(quantity, {}) | {quantity: value}, model.tokenizer.vocab_size)
     distinct = list(dict.fromkeys(asked))  # an agent asks each once
     seconds = best_of(model, repeats)
@@ -216,7 +216,7 @@ def measure(model: LanguageModel, quantity: str, value: float, speed: float, rep
 def causal_ratio(model: LanguageModel, tokens: int, repeats: int) -> float:
     """Packed scoring of one long prompt, over a plain causal forward of the same prompt through the decoder."""
     (query,) = queries(USUAL | {"environments": 1, "prompt tokens": tokens}, model.tokenizer.vocab_size)
-    policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
+    policy = LanguagePolicy(model, sampling="trie", normalisation="token")
     seconds = best_of(model, repeats)
     decoder = model.model.get_base_model().get_decoder()
     ids = torch.tensor([query[0]], device=model.device)
@@ -227,7 +227,7 @@ def causal_ratio(model: LanguageModel, tokens: int, repeats: int) -> float:
 
 def shares(model: LanguageModel) -> str:
     """What the time of an update of 64 environments is spent on: percentages by kind of operation."""
-    policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
+    policy = LanguagePolicy(model, sampling="trie", normalisation="token")
     asked = queries(USUAL | {"environments": 64}, model.tokenizer.vocab_size)
     for _ in range(2):
         with profile(activities=[ProfilerActivity.CPU]) as profiled:

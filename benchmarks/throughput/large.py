@@ -26,8 +26,8 @@ import trainers
 from benchmarks.presets import preset_settings
 from benchmarks.throughput.scoring import naive_epoch, naive_features, naive_log_probs
 from trainers import Action, Rollout
-from trainers.agents.common import ActionRecord
 from trainers.agents.poad import POAD
+from trainers.language_agent import ActionRecord
 from trainers.language_model import EMBEDDED_FOLDER
 from trainers.policy import PolicyOutput
 from trainers.prefix_tree import Query
@@ -72,11 +72,11 @@ class NaivePOAD(POAD):
     passes alone."""
 
     def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
-        queries = self._queries(observations, infos, greedy)
+        queries = self.queries(observations, infos, greedy=greedy)
         found = self._likelihoods(queries)
-        choices = [self._choose(output.action_log_probs, greedy) for output in found]
+        choices = [self.select(output, greedy=greedy) for output in found]
         taken = [(prompt, tree.candidates[choice]) for (prompt, tree), choice in zip(queries, choices, strict=True)]
-        self.policy.critic(naive_features(self.language_model, taken))  # the values of this step
+        self.critic(naive_features(self.language_model, taken))  # the values of this step
         return [
             Action("", action, ActionRecord(query, choice, output))
             for query, (_, action), choice, output in zip(queries, taken, choices, found, strict=True)
@@ -96,7 +96,7 @@ class NaivePOAD(POAD):
         return found
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
-        batch = self._batch(rollout)
+        batch = self.assign_credit(rollout)
         losses = [naive_epoch(self, batch) for _ in range(self.settings.epochs)]
         return {"policy_loss": float(torch.stack(losses).mean())}
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_check
-from benchmarks.gpu_check import PARTS, Part, Setup
+from benchmarks.throughput import gpu_check
+from benchmarks.throughput.gpu_check import PARTS, Part, Setup
 
 ROOT = Path(__file__).parents[2]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", *arguments],
+        [sys.executable, "-m", "benchmarks.throughput.gpu_check", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

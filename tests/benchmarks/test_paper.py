@@ -19,7 +19,7 @@ from benchmarks.action_length import GRANULARITIES, base_model, tokenizer_of
 from benchmarks.cell import PLAN_FILE, RESULT_FILE, Benchmark, Cell
 from benchmarks.config import AgentOverrides, BenchmarkConfig
 from benchmarks.experiments import DISCOUNTS, FOOD
-from benchmarks.footprint import footprint
+from benchmarks.throughput.footprint import footprint
 from benchmarks.paper import PaperConfig, distinct, run_paper
 from benchmarks.run import run_cells
 from trainers.agents.settings import Settings
