@@ -59,13 +59,11 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	set -f; $(BIN)/python -m pip install $$PIP_OPTIONS -c constraints.txt -e ".[train,data,quantization,evaluation,render,tracking,dev]"
 	@touch $@
 
-# A resumed benchmark has its own options.
-IGNORED = $(foreach name,ALGO ENV MODEL SEEDS STEPS DEVICE QUANTIZE,$(if $($(name)),$(name)))
-REFUSE_WITH_RESUME = $(if $(and $(RESUME),$(IGNORED)),@echo "error: RESUME continues a benchmark with its own options; \
-	leave out $(strip $(IGNORED)), or start a new benchmark without RESUME" >&2; exit 1)
+# A resumed benchmark keeps the options that it was started with.
+IGNORED = $(strip $(foreach name,ALGO ENV MODEL SEEDS STEPS DEVICE QUANTIZE,$(if $($(name)),$(name))))
 
 bench: $(INSTALLED)
-	$(REFUSE_WITH_RESUME)
+	$(if $(and $(RESUME),$(IGNORED)),@echo "error: RESUME keeps the options of the stopped benchmark: omit $(IGNORED)" >&2; exit 1)
 	set -f; $(BIN)/python -m benchmarks $(if $(RESUME),resume "$$RESUME" $$ARGS,run $(OPTIONS))
 
 bench-generalization: override ALGO := $(or $(ALGO),$(ALL_LEVELS))

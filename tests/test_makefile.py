@@ -90,6 +90,14 @@ def test_resuming_takes_arguments_too(folder: Path) -> None:
     ]
 
 
+def test_resuming_refuses_options_that_would_be_ignored(folder: Path) -> None:
+    done = subprocess.run(
+        ["make", "bench", "RESUME=runs/a", "STEPS=9", "SEEDS=2"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and not (folder / "words.jsonl").exists()
+    assert "error: RESUME keeps the options of the stopped benchmark: omit SEEDS STEPS" in done.stderr
+
+
 @pytest.mark.parametrize("value", HOSTILE)
 def test_gpu_check_takes_a_python_as_it_is_and_words_as_words(folder: Path, value: str) -> None:
     own = shutil.copy(folder / ".venv" / "bin" / "python", folder / "own python")

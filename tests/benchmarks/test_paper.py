@@ -16,12 +16,12 @@ import lang_envs
 import trainers
 from benchmarks import action_length
 from benchmarks.action_length import GRANULARITIES, base_model, tokenizer_of
-from benchmarks.cell import PLAN_FILE, RESULT_FILE, Benchmark, Cell
-from benchmarks.config import AgentOverrides, BenchmarkConfig
+from benchmarks.runs import RUN_FILE, RESULT_FILE, Benchmark, Run
+from benchmarks.config import AgentOptions, BenchmarkConfig
 from benchmarks.experiments import DISCOUNTS, FOOD
 from benchmarks.throughput.footprint import footprint
 from benchmarks.paper import PaperConfig, distinct, run_paper
-from benchmarks.run import run_cells
+from benchmarks.run import run_all
 from trainers.agents.settings import Settings
 from trainers.embedded_lm.pretrain import Reading, wrap
 from trainers.loop import alone_in
@@ -30,14 +30,14 @@ from trainers.loop import alone_in
 def test_runs_that_experiments_share_are_one(tmp_path: Path) -> None:
     config = PaperConfig(output=tmp_path)
     benchmarks = {name: config.benchmarks(name) for name in config.experiments}
-    asked = [cell for found in benchmarks.values() for benchmark in found for cell in benchmark.cells]
-    cells = distinct(benchmarks)
-    assert len(cells) == len({cell.path for cell in cells}) == len({cell.path for cell in asked}) < len(asked)
+    asked = [run for found in benchmarks.values() for benchmark in found for run in benchmark.runs]
+    runs = distinct(benchmarks)
+    assert len(runs) == len({run.path for run in runs}) == len({run.path for run in asked}) < len(asked)
     plans: dict[Path, dict[str, object]] = {}
-    for cell in asked:
-        assert plans.setdefault(cell.path, cell.plan) == cell.plan, "two runs in one folder"
-    elsewhere = [cell for cell in cells if cell.config.transfer]
-    assert {(cell.folder.name, cell.algo) for cell in elsewhere} == {
+    for run in asked:
+        assert plans.setdefault(run.path, run.plan) == run.plan, "two runs in one folder"
+    elsewhere = [run for run in runs if run.config.transfer]
+    assert {(run.folder.name, run.algo) for run in elsewhere} == {
         (FOOD, algo) for algo in ("poad", "ntpo", "twosome")
     }
 
@@ -55,8 +55,8 @@ def test_ntpos_family_has_the_discounts_it_is_named_by() -> None:
     environment = gym.make(FOOD)
     found = {}
     for algo in DISCOUNTS.values():
-        cell = Cell(BenchmarkConfig(algo=algo, env=FOOD), Path("runs"), algo, 0)
-        found[cell.make_agent(environment).gamma_token] = algo
+        run = Run(BenchmarkConfig(algo=algo, env=FOOD), Path("runs"), algo, 0)
+        found[run.make_agent(environment).gamma_token] = algo
     assert found == DISCOUNTS
 
 
@@ -154,7 +154,7 @@ def test_a_plan_names_its_model_by_what_it_is_wherever_it_lies(tmp_path: Path) -
         (tmp_path / folder / "model.safetensors").write_bytes(weights)
         (tmp_path / folder / "tokenizer.json").write_text(words)
         config = BenchmarkConfig(env=FOOD, model=str(tmp_path / folder))
-        plans.append(Cell(config, tmp_path, "poad", 0).plan)
+        plans.append(Run(config, tmp_path, "poad", 0).plan)
     assert plans[0] == plans[1] and plans[2]["model"] != plans[0]["model"] != plans[3]["model"]
     assert str(tmp_path) not in json.dumps(plans)
     assert plans[0]["actor_lr"] == Settings().actor_lr, "what nobody says decides too"
@@ -166,11 +166,11 @@ def test_a_plan_says_what_the_files_of_its_environment_hold(tmp_path: Path) -> N
     for text in ("goal: one", "goal: one", "goal: two"):
         task.write_text(text)
         config = BenchmarkConfig(env="VirtualHome-v0", env_set=(f"task={task}", "max_steps=9"))
-        plans.append(Cell(config, tmp_path, "random", 0).plan)
+        plans.append(Run(config, tmp_path, "random", 0).plan)
     assert plans[0] == plans[1] != plans[2]
     assert plans[0]["env_options"]["task"].startswith(f"{task} ") and plans[0]["env_options"]["max_steps"] == 9
     table = BenchmarkConfig(env="DataSciCoding-v0", env_set=(f"dataset=csv:{task}?target=goal",))
-    assert Cell(table, tmp_path, "random", 0).plan["env_options"]["dataset"].startswith(f"csv:{task}?target=goal ")
+    assert Run(table, tmp_path, "random", 0).plan["env_options"]["dataset"].startswith(f"csv:{task}?target=goal ")
 
 
 def test_who_is_refused_changes_nothing_in_the_folder(tmp_path: Path) -> None:
@@ -181,22 +181,22 @@ def test_who_is_refused_changes_nothing_in_the_folder(tmp_path: Path) -> None:
 
 def test_a_run_that_was_begun_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
     asked = BenchmarkConfig(algo="poad", env=FOOD, seeds=1)
-    cell = Benchmark(asked, tmp_path).cells[0]
-    cell.path.mkdir(parents=True)
-    (cell.path / PLAN_FILE).write_text(json.dumps(cell.plan))
-    cell.check()
+    run = Benchmark(asked, tmp_path).runs[0]
+    run.path.mkdir(parents=True)
+    (run.path / RUN_FILE).write_text(json.dumps(run.plan))
+    run.check()
     for other, name in (
         (BenchmarkConfig(algo="poad", env=FOOD, seeds=1, steps=1024), "steps=24576, and 1024 is asked for"),
-        (BenchmarkConfig(algo="poad", env=FOOD, seeds=1, agent=AgentOverrides(clip=0.1)), "clip=0.2, and 0.1 is"),
+        (BenchmarkConfig(algo="poad", env=FOOD, seeds=1, agent=AgentOptions(clip=0.1)), "clip=0.2, and 0.1 is"),
     ):
         with pytest.raises(ValueError, match=f"poad/seed-0 was begun with {name}"):
-            run_cells(Benchmark(other, tmp_path).cells, "", tmp_path, 1, Console(quiet=True), "")
-    assert not (cell.path / RESULT_FILE).exists()
+            run_all(Benchmark(other, tmp_path).runs, "", tmp_path, 1, Console(quiet=True), "")
+    assert not (run.path / RESULT_FILE).exists()
     with pytest.raises(ValueError, match="workers=-1 must be at least 1"):
-        run_cells([cell], "", tmp_path, -1, Console(quiet=True), "")
-    (cell.path / PLAN_FILE).unlink()
-    (cell.path / "checkpoints").mkdir()
+        run_all([run], "", tmp_path, -1, Console(quiet=True), "")
+    (run.path / RUN_FILE).unlink()
+    (run.path / "checkpoints").mkdir()
     with pytest.raises(ValueError, match="does not say how it was begun"):
-        cell.check()
-    shutil.rmtree(cell.path)
-    cell.check()
+        run.check()
+    shutil.rmtree(run.path)
+    run.check()

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.action_length import base_model
-from benchmarks.cell import CONFIG_FILE, PLAN_FILE, RESULT_FILE, Benchmark
+from benchmarks.runs import CONFIG_FILE, RUN_FILE, RESULT_FILE, Benchmark
 from benchmarks.comparison import compare, compare_over, runs_of, write_comparison
 from benchmarks.config import BenchmarkConfig
 from benchmarks.experiments import EXPERIMENTS, FOOD
@@ -42,10 +42,10 @@ def write_run(folder: Path, env: str = SALAD, seeds: int = 3, **more: str) -> Be
 
 
 def fill(benchmark: Benchmark, **more: str) -> None:
-    steps = benchmark.config.usual.steps
-    for cell in benchmark.cells:
-        cell.path.mkdir(parents=True, exist_ok=True)
-        end = RETURNS.get(cell.algo, (0.4, 0.6))[cell.seed]
+    steps = benchmark.config.run_defaults.steps
+    for run in benchmark.runs:
+        run.path.mkdir(parents=True, exist_ok=True)
+        end = RETURNS.get(run.algo, (0.4, 0.6))[run.seed]
         lines = [
             {
                 "step": step,
@@ -53,16 +53,16 @@ def fill(benchmark: Benchmark, **more: str) -> None:
                 "recent_return": 0.0 if step < steps / 2 else end,
                 "timing": {"rollout_seconds": 1.0, "learn_seconds": 2.0},
             }
-            | ({} if cell.algo == "random" else {"approximate_kl": 0.01, "skipped_actor_steps": 0.25})
+            | ({} if run.algo == "random" else {"approximate_kl": 0.01, "skipped_actor_steps": 0.25})
             | ({"reward": end, "works": 1.0, "score": end, "best_score": end} if "program" in more else {})
             for iteration, step in enumerate((steps * k // 20 for k in range(1, 21)), 1)
         ]
-        (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (cell.path / VERSIONS_FILE).write_text("python 3.11\n")
+        (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run.path / VERSIONS_FILE).write_text("python 3.11\n")
         result = {"return": end, "success": 1.0, "episodes": 100}
-        (cell.path / RESULT_FILE).write_text(json.dumps({"sampled": result, "greedy": result}))
+        (run.path / RESULT_FILE).write_text(json.dumps({"sampled": result, "greedy": result}))
         if "program" in more:
-            (cell.path / "best_program.py").write_text(more["program"])
+            (run.path / "best_program.py").write_text(more["program"])
 
 
 def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
     for benchmark in done:
         fill(benchmark)
     for benchmark in done:
-        for cell in benchmark.cells:
-            (cell.path / VERSIONS_FILE).write_text(f"torch\ncommit {cell.seed}\npeft\n")
+        for run in benchmark.runs:
+            (run.path / VERSIONS_FILE).write_text(f"torch\ncommit {run.seed}\npeft\n")
     moved = tmp_path / "moved"
     folder.rename(moved)
     kept = tmp_path / "kept"
@@ -232,8 +232,8 @@ def test_numbers_without_an_interval_are_refused(tmp_path: Path) -> None:
     for bare in ("0.5", "12", "-3.25", "97%", "1,024"):
         with pytest.raises(ValueError, match=rf"return of poad is {bare}, without an interval"):
             Section("a", "A", tables=[Table("", ("agent", "return"), [("poad", bare)], {})])
-    for cell in ("0.5 [0.4, 0.6]", "", "none works", Known("0.9651")):
-        Section("a", "A", tables=[Table("", ("agent", "return"), [("poad", cell)], {})])
+    for run in ("0.5 [0.4, 0.6]", "", "none works", Known("0.9651")):
+        Section("a", "A", tables=[Table("", ("agent", "return"), [("poad", run)], {})])
     write_run(tmp_path / "run", seeds=1)
     with pytest.raises(ValueError, match="has one seed, and an interval needs two"):
         write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
@@ -255,7 +255,7 @@ def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name the folders"):
         write_report([], tmp_path / "page.html", tmp_path / "kept")
     benchmark = write_run(tmp_path / "run")
-    metrics = benchmark.cells[0].path / "metrics.jsonl"
+    metrics = benchmark.runs[0].path / "metrics.jsonl"
     whole = metrics.read_text()
     for text, message in (
         (
@@ -268,7 +268,7 @@ def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
     metrics.write_text(whole)
-    result = benchmark.cells[-1].path / RESULT_FILE
+    result = benchmark.runs[-1].path / RESULT_FILE
     for damaged, message in ((b"{}", "'sampled' is missing"), (b"[]", "holds no object"), (b"\xff", "is damaged")):
         result.write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"result\.json.*{message}"):
@@ -276,7 +276,7 @@ def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
     result.unlink()
     with pytest.raises(ValueError, match=r"ntpo/seed-2 is not finished: make bench RESUME="):
         write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
-    (benchmark.cells[0].path / PLAN_FILE).write_text(json.dumps(benchmark.cells[0].plan | {"clip": 0.1}))
+    (benchmark.runs[0].path / RUN_FILE).write_text(json.dumps(benchmark.runs[0].plan | {"clip": 0.1}))
     with pytest.raises(ValueError, match=r"poad/seed-0 was begun with clip=0\.1, and 0\.2 is asked for"):
         write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
 

@@ -10,7 +10,7 @@ import pytest
 
 import lang_envs  # noqa: F401 — registers the environments
 import trainers
-from benchmarks.cell import Benchmark
+from benchmarks.runs import Benchmark
 from benchmarks.config import BenchmarkConfig
 from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, Study, ask, draw, exact_credit, study, verdict
 from benchmarks.experiments import FOOD

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import trainers
-from benchmarks.cell import CONFIG_FILE, PLAN_FILE, RESULT_FILE, Benchmark, Cell
+from benchmarks.runs import CONFIG_FILE, RUN_FILE, RESULT_FILE, Benchmark, Run
 from benchmarks.config import BenchmarkConfig
 from benchmarks.experiments import FOOD
 from benchmarks.language_ability import harness_table, perplexities, perplexity_table, texts_of_envs
@@ -31,19 +31,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
     config = BenchmarkConfig(algo="poad", env=FOOD, seeds=2, steps=64)
     config.save(folder / CONFIG_FILE)
     benchmark = Benchmark(config, folder)
-    for cell in benchmark.cells:
-        agent = trainers.make("poad", gym.make(FOOD), seed=cell.seed)
+    for run in benchmark.runs:
+        agent = trainers.make("poad", gym.make(FOOD), seed=run.seed)
         with torch.no_grad():
             for parameter in agent.language_model.trainable_parameters():
                 parameter += 0.02 * torch.randn_like(parameter)
-        agent.save(cell.path / CHECKPOINTS_FOLDER / LAST)
-        (cell.path / RESULT_FILE).write_text(json.dumps(dict.fromkeys(("sampled", "greedy"), OUTCOME)))
-        (cell.path / PLAN_FILE).write_text(json.dumps(cell.plan))
+        agent.save(run.path / CHECKPOINTS_FOLDER / LAST)
+        (run.path / RESULT_FILE).write_text(json.dumps(dict.fromkeys(("sampled", "greedy"), OUTCOME)))
+        (run.path / RUN_FILE).write_text(json.dumps(run.plan))
     return benchmark
 
 
 def test_perplexity_is_that_of_plain_scoring(run: Benchmark) -> None:
-    agent = run.cells[0].load_agent(gym.make(FOOD))
+    agent = run.runs[0].load_agent(gym.make(FOOD))
     texts = {kind: (questions[:5], counts[:5]) for kind, (questions, counts) in texts_of_envs(agent.tokenizer).items()}
     found = perplexities(agent, texts)
     assert set(found) == {(kind, part) for kind in texts for part in ("seen", "said")}
@@ -75,7 +75,7 @@ def test_a_table_shows_the_model_before_and_after(
         assert before > 1 and own["low"] < own["value"] < own["high"] and own["value"] != before
     lines = (tmp_path / "new" / "language-ability.md").read_text().splitlines()
     assert sum(line.startswith("| VirtualHome | ") for line in lines) == 2
-    monkeypatch.setattr(Cell, "load_agent", None)
+    monkeypatch.setattr(Run, "load_agent", None)
     assert perplexity_table(run).numbers == {name: found[name] for name in ("before", "after")}, "measured once"
 
 
