@@ -20,7 +20,8 @@ from trainers import Action, Rollout, check_agent
 from trainers.agents import agent_class
 from trainers.agents.ppo import PPOAgent
 from trainers.credit import gae
-from trainers.loop import evaluate, train
+from trainers.evaluation import evaluate
+from trainers.loop import train
 from trainers.rollout import begin, collect, unbatch_infos
 
 Envs = Callable[..., gym.vector.VectorEnv]
@@ -121,7 +122,7 @@ def test_action_level_agents_have_no_lambda_for_tokens() -> None:
 
 
 def test_an_unknown_agent_is_told_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"did you mean 'poad'\? Known are poad, ntpo"):
+    with pytest.raises(ValueError, match=r"did you mean 'poad'\? Use poad, ntpo"):
         agent_class("paod")
     with pytest.raises(ValueError, match="no module 'nowhere_at_all'"):
         agent_class("nowhere_at_all:Agent")
@@ -189,7 +190,7 @@ def test_a_reward_that_is_no_number_is_named() -> None:
             return super().advance(action)._replace(reward=float("nan"))
 
     envs = gym.vector.SyncVectorEnv([lambda: TokenEnv(Broken())], autoreset_mode=AutoresetMode.SAME_STEP)
-    with pytest.raises(ValueError, match="an environment gave the reward nan"):
+    with pytest.raises(ValueError, match="an environment returned the reward nan"):
         play(trainers.make("random", envs), envs, 1)
 
 
@@ -422,10 +423,10 @@ def test_an_agent_that_only_plays_passes_and_can_be_evaluated() -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda made: made[:1], "made 1 decisions"),
+        (lambda made: made[:1], "returned 1 actions"),
         (lambda made: [Action("fly away")] * 2, "'fly away' is not one of"),
         (lambda made: [Action("chop", (99999,) * 3)] * 2, "token_ids"),
-        (lambda made: tuple(made), "list of decisions"),
+        (lambda made: tuple(made), "list of actions"),
         (lambda made: ["chop", "chop"], "trainers.Action"),
     ],
 )
@@ -445,7 +446,7 @@ def test_check_agent_names_a_signature_that_is_another() -> None:
             return []
 
     env = gym.make(ENVIRONMENT)
-    with pytest.raises(AssertionError, match=r"act takes .* too many positional arguments"):
+    with pytest.raises(AssertionError, match=r"act must accept .* too many positional arguments"):
         check_agent(Narrow(env), env)
 
 

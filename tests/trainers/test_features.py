@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import trainers
+from trainers.evaluation import evaluate
 from trainers.features import FeatureStore
 from trainers.language_model import LanguageModel, load_language_model
-from trainers.loop import evaluate, train
+from trainers.loop import train
 from trainers.prefix_tree import build_tree
 
 Envs = Callable[..., gym.vector.VectorEnv]
