@@ -97,7 +97,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
         shapes = {name: value.shape for name, value in state.items()}
         if type(number) is not int or not 0 <= number < len(parameters):
             raise ValueError(
-                f"it contains the moments of a parameter {number!r:.40}, expected 0 to {len(parameters) - 1}"
+                f"it contains the moments of a parameter {number!r:.40}, expected one of {len(parameters)} parameters"
             )
         if any(shape != (() if name == "step" else parameters[number].shape) for name, shape in shapes.items()):
             raise ValueError(
