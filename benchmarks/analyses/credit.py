@@ -93,7 +93,7 @@ def critic_credit(agent: PPOAgent, states: Sequence[State]) -> Credit:
     """Return one-step advantages from the values of an agent's critic."""
     queries = [query(agent, state) for state in states]
     values = agent.values(queries)
-    gamma_token = agent.gamma_token if agent.level == "token" else None
+    gamma_token = agent.token_discounts()[0] if agent.level == "token" else None
     return _credit(states, [tree for _, tree in queries], values, agent.gamma, gamma_token)
 
 

@@ -1,4 +1,4 @@
-"""The case study of credit inside an action: its decision process, its exact values, its table."""
+"""The case study of credit inside an action: its states, its exact values, its table."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,15 @@ import pytest
 
 import lang_envs  # noqa: F401 — registers the environments
 import trainers
-from benchmarks.runs import Benchmark
+from benchmarks.analyses.credit import CLOSE, OPEN, STATES, collect, exact_credit, present, query
 from benchmarks.config import BenchmarkConfig
-from benchmarks.credit_study import CLOSE, DECISIONS, OPEN, Study, ask, draw, exact_credit, study, verdict
-from benchmarks.experiments import FOOD
+from benchmarks.presets import FOOD
 from benchmarks.run import run, study_credit
+from benchmarks.runs import Benchmark
 from benchmarks.tabular import exact_values, explore, follow
 
 Prefix = tuple[int, tuple[int, ...]]
-"""A situation, and the tokens written in it."""
+"""A state, and the tokens so far."""
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def agent() -> Any:
     return trainers.make("poad", gym.make(FOOD), seed=0)
 
 
-def test_the_decision_process_is_the_environment() -> None:
-    situations = explore(FOOD)
+def test_the_table_of_states_is_the_environment() -> None:
+    states = explore(FOOD)
     environment = gym.make(FOOD, interface="text")
     rng = np.random.default_rng(0)
     met = set()
@@ -36,29 +36,29 @@ def test_the_decision_process_is_the_environment() -> None:
         at, over = 0, False
         while not over:
             met.add(at)
-            assert text == situations[at].text
-            assert info["available_actions"] == tuple(situations[at].outcomes)
+            assert text == states[at].text
+            assert info["available_actions"] == tuple(states[at].outcomes)
             action = str(rng.choice(info["available_actions"]))
             text, reward, terminated, truncated, info = environment.step(action)
-            expected = situations[at].outcomes[action]
+            expected = states[at].outcomes[action]
             assert reward == expected.reward
             assert terminated == (expected.after is None)
             over = terminated or truncated
             at = 0 if expected.after is None else expected.after
-    assert len(met) > len(situations) / 2
+    assert len(met) > len(states) / 2
 
 
 @pytest.mark.parametrize("gamma_token", [1.0, 0.95, 0.5])
-def test_exact_values_are_where_token_by_token_backups_end(agent: Any, gamma_token: float) -> None:
-    situations = explore(FOOD)
-    questions = [ask(agent, situation) for situation in situations]
-    log_probs = [found.token_log_probs for found in agent.policy.assess(questions)]
+def test_exact_values_are_the_fixed_point_of_token_by_token_backups(agent: Any, gamma_token: float) -> None:
+    states = explore(FOOD)
+    queries = [query(agent, state) for state in states]
+    log_probs = [found.token_log_probs for found in agent.policy_outputs(queries)]
     gamma = 0.8
-    values = exact_values(situations, [tree for _, tree in questions], log_probs, gamma=gamma, gamma_token=gamma_token)
-    # Every prefix by the tokens that go on from it; nothing of trees, no linear algebra.
+    values = exact_values(states, [tree for _, tree in queries], log_probs, gamma=gamma, gamma_token=gamma_token)
+    # Prefixes and their next tokens, without trees and linear algebra.
     tokens: dict[Prefix, dict[int, tuple[float, float, Prefix | None]]] = {}
-    for i, (_, tree) in enumerate(questions):
-        for k, (ids, outcome) in enumerate(zip(tree.candidates, situations[i].outcomes.values(), strict=True)):
+    for i, (_, tree) in enumerate(queries):
+        for k, (ids, outcome) in enumerate(zip(tree.candidates, states[i].outcomes.values(), strict=True)):
             for n, token in enumerate(ids):
                 chance = float(np.exp(log_probs[i][k, n]))
                 last = n == len(ids) - 1
@@ -72,26 +72,26 @@ def test_exact_values_are_where_token_by_token_backups_end(agent: Any, gamma_tok
                 chance * (reward + (0.0 if after is None else (gamma_token if after[1] else gamma) * expected[after]))
                 for chance, reward, after in tokens[prefix].values()
             )
-    for i, (_, tree) in enumerate(questions):
+    for i, (_, tree) in enumerate(queries):
         for k, ids in enumerate(tree.candidates):
             for n in range(len(ids)):
                 assert values[i][tree.path_nodes[k, n]] == pytest.approx(expected[i, ids[:n]], abs=1e-8)
 
 
-def test_without_discount_the_deciding_token_gets_the_credit_of_the_action(agent: Any) -> None:
+def test_without_discount_the_first_token_has_the_credit_of_the_action(agent: Any) -> None:
     credit = exact_credit(agent, explore(FOOD))
-    for decision, better in zip(DECISIONS, (OPEN, CLOSE), strict=True):
+    for state, better in zip(STATES, (OPEN, CLOSE), strict=True):
         for action in (OPEN, CLOSE):
-            whole, *same = credit["action level"][decision][action]
+            whole, *same = credit["action level"][state][action]
             assert same == [whole] * 3
             assert (whole > 0) == (action == better)
-            assert credit["BAD"][decision][action] == pytest.approx([whole, 0, 0, 0], abs=1e-9)
-            first, *rest = credit["NTPO"][decision][action]
+            assert credit["BAD"][state][action] == pytest.approx([whole, 0, 0, 0], abs=1e-9)
+            first, *rest = credit["NTPO"][state][action]
             assert rest == pytest.approx([0, 0, 0], abs=1e-9)
             assert abs(first - whole) > 2e-4
 
 
-def test_critics_of_a_run_are_asked_and_the_table_can_be_read(tmp_path: Path) -> None:
+def test_critics_of_a_run_are_shown(tmp_path: Path) -> None:
     config = BenchmarkConfig(
         algo="poad,ntpo[gamma_token=1.0]",
         env=FOOD,
@@ -104,54 +104,56 @@ def test_critics_of_a_run_are_asked_and_the_table_can_be_read(tmp_path: Path) ->
     )
     folder = run(config)
     study_credit(folder, tmp_path / "out")
-    found = json.loads((tmp_path / "out" / "credit.json").read_text())
-    critics = {name: column for name, column in found["credit"].items() if "critic" in name}
-    assert list(critics) == ["critic, poad", "critic, ntpo[gamma_token=1.0]"]
-    assert critics["critic, poad"] == critics["critic, ntpo[gamma_token=1.0]"]
-    for column in critics.values():
+    columns = json.loads((tmp_path / "out" / "credit.json").read_text())["data"]["columns"]
+    poad, ntpo = (column for column in columns if "exact" not in column)
+    assert (poad["algorithm"], ntpo["settings"]) == ("poad", {"gamma_token": 1.0})
+    assert poad["credit"] == ntpo["credit"]
+    for column in (poad, ntpo):
         assert column["seeds"] == 2
         for value, low, high in column["credit"]["pancake inside"][CLOSE]:
             assert low <= value <= high
     lines = (tmp_path / "out" / "credit.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {8}
-    assert (tmp_path / "out" / "credit.png").stat().st_size > 10_000
-    with pytest.raises(ValueError, match="is no benchmark's folder"):
+    assert (tmp_path / "out" / "credit-credit.svg").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="is not the folder of a benchmark"):
         study_credit(tmp_path, tmp_path)
 
 
-def test_a_run_elsewhere_or_of_one_seed_is_refused(tmp_path: Path) -> None:
+def test_runs_of_other_environments_or_of_one_seed_are_refused(tmp_path: Path) -> None:
     for wrong, message in (
-        (BenchmarkConfig(env="Overcooked-tomato-salad-v0", seeds=2), "holds runs in Overcooked-tomato-salad-v0"),
+        (BenchmarkConfig(env="Overcooked-tomato-salad-v0", seeds=2), "has runs in Overcooked-tomato-salad-v0"),
         (BenchmarkConfig(env=FOOD, seeds=1), "has one seed, and an interval needs two"),
-        (BenchmarkConfig(env=FOOD, seeds=2, algo="random"), "no agent of .* has a model and a critic: random"),
+        (BenchmarkConfig(env=FOOD, seeds=2, algo="random"), "no agent of .* has a language model and a critic: random"),
     ):
         with pytest.raises(ValueError, match=message):
-            study(Benchmark(wrong, tmp_path))
+            collect([Benchmark(wrong, tmp_path)])
 
 
-def test_actions_without_an_end_token_leave_its_place_empty(agent: Any, tmp_path: Path) -> None:
-    whole = {decision: {action: [0.5, 0.0, 0.0, 0.0] for action in (OPEN, CLOSE)} for decision in DECISIONS}
-    short = {decision: {action: [0.5, 0.0, 0.0] for action in (OPEN, CLOSE)} for decision in DECISIONS}
+def test_the_cell_of_a_missing_end_token_is_empty() -> None:
+    columns = [
+        {"exact": level, "credit": {name: {action: values for action in (OPEN, CLOSE)} for name in STATES}}
+        for level, values in (("action level", [0.5, 0.0, 0.0, 0.0]), ("NTPO", [0.5, 0.0, 0.0]), ("BAD", [0.5, 0.0]))
+    ]
     tokens = {action: ["a", "b", "c", "<|end|>"] for action in (OPEN, CLOSE)}
-    found = Study({"whole": {"credit": whole}, "short": {"credit": short}}, tokens, "")
-    assert [row[3:] for row in found.tabulate().rows[:2]] == [
+    (table,) = present({"steps": None, "tokens": tokens, "columns": columns}).tables
+    assert [row[3:] for row in table.rows[:2]] == [
         ("+0.5000", "+0.0000", "+0.0000", "+0.0000"),
         ("+0.5000", "+0.0000", "+0.0000", ""),
     ]
-    assert draw(found, tmp_path / "credit.png").stat().st_size > 10_000
 
 
-def test_what_the_study_says_is_what_its_numbers_say() -> None:
-    found = study(None)
-    opening = {name: column["credit"]["pancake in hand"][OPEN] for name, column in found.columns.items()}
-    missed = opening["exact, action level"][0] - sum(opening["exact, NTPO"])  # 0.0706 − 0.0203, the most of the four
-    assert f"to 0.0000), and those of NTPO miss it by up to {missed:.4f}. The first token" in verdict(found)
+def test_the_claim_is_computed_from_the_numbers() -> None:
+    data = collect([])
+    opening = {column["exact"]: column["credit"]["pancake in hand"][OPEN] for column in data["columns"]}
+    missed = opening["action level"][0] - sum(opening["NTPO"])  # 0.0706 − 0.0203, the most of the four
+    (claim,) = present(data).claims
+    assert f"(largest error 0.0000); those of NTPO miss it by up to {missed:.4f}." in claim
 
 
-def test_a_way_leads_to_the_situation_at_its_end() -> None:
-    situations = explore(FOOD)
-    assert follow(situations, ()) == 0
-    for name, way in DECISIONS.items():
-        text = situations[follow(situations, way)].text
+def test_actions_lead_to_the_states_of_the_study() -> None:
+    states = explore(FOOD)
+    assert follow(states, ()) == 0
+    for name, way in STATES.items():
+        text = states[follow(states, way)].text
         assert ("The pancake is in the microwave" in text) == (name == "pancake inside")

@@ -238,7 +238,7 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     (CELL, link("/"), ANY, "symbolic link"),
     (LAST, link("/etc"), ANY, "symbolic link"),
     (LAST, link("../../seed-1/checkpoints/step-0000000064"), ANY, "symbolic link"),
-    (f"{LAST}/critic.safetensors", fifo, ANY, "no regular file"),
+    (f"{LAST}/agent.safetensors", fifo, ANY, "no regular file"),
     (f"{LAST}/random", os.mkfifo, ANY, "no regular file"),
     # plans and results
     (f"{CELL}/run.json", text("[]"), ANY, "no object"),
@@ -281,8 +281,8 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     (f"{LAST}/agent.json", gone, WITH_AGENT, "no agent.json"),
     (f"{LAST}/agent.pt", lambda path: path.write_bytes(pickle.dumps(Trap())), WITH_AGENT, "agent.pt is a pickle"),
     (f"{LAST}/agent.safetensors", text(b"\xff" * 100), WITH_AGENT, "agent.safetensors is damaged"),
-    (f"{LAST}/critic.safetensors", text(b""), WITH_AGENT, "critic.safetensors is damaged"),
-    (f"{LAST}/critic.safetensors", text(b"\x02" + bytes(7) + b"{}"), WITH_AGENT, "cannot be loaded"),
+    (f"{LAST}/agent.safetensors", text(b""), WITH_AGENT, "agent.safetensors is damaged"),
+    (f"{LAST}/agent.safetensors", text(b"\x02" + bytes(7) + b"{}"), WITH_AGENT, "cannot be loaded"),
     (f"{LAST}/adapter/adapter_model.safetensors", gone, WITH_AGENT, "adapter_model.safetensors"),
     (f"{LAST}/adapter/adapter_model.safetensors", text(b"\x02" + bytes(7) + b"{}"), WITH_AGENT, "other layers"),
     # modules
@@ -319,10 +319,10 @@ def test_a_damaged_folder_gives_one_line(
 @pytest.mark.parametrize("changes", [{"algo": "evil:RandomAgent"}, {"env": "evil:Environment-v0"}])
 def test_a_report_needs_no_module_and_imports_one_if_it_is_named(changes: dict[str, str], run: Path) -> None:
     edit(**changes)(run / CONFIG_FILE)
-    for run in run.glob("poad/seed-*"):
-        edit(**{"works": ..., "best_score": ..., "score": ...})(run / "metrics.jsonl")
-        (run / RUN_FILE).unlink()
-        shutil.rmtree(run / CHECKPOINTS_FOLDER)
+    for own in run.glob("poad/seed-*"):
+        edit(**{"works": ..., "best_score": ..., "score": ...})(own / "metrics.jsonl")
+        (own / RUN_FILE).unlink()
+        shutil.rmtree(own / CHECKPOINTS_FOLDER)
     (run / "poad").rename(run / Benchmark.load(run).runs[0].path.parent.name)
     assert command(*arguments_of("report")) == ""
     assert not Path("ran").exists()
@@ -367,13 +367,13 @@ def stored(**changes: Any) -> Damage:
         ("progress.json", fifo, "no regular file"),
         ("progress.pkl", lambda path: path.write_bytes(pickle.dumps(Trap())), "progress.pkl is a pickle"),
         ("agent.pt", lambda path: path.write_bytes(pickle.dumps(Trap())), "agent.pt is a pickle"),
-        ("agent.json", stored(**{"class": "NTPO"}), "holds a NTPO"),
-        ("agent.json", stored(random={"bit_generator": "os"}), "cannot be loaded"),
-        ("agent.json", stored(steps_learnt="many"), "steps_learnt"),
-        ("agent.json", stored(settings=3), "or settings are of another type"),
-        ("agent.json", stored(actor_optimizer__param_groups=[]), "other options"),
-        ("agent.json", stored(actor_optimizer__state={0: 1}), "cannot be loaded"),
-        ("agent.json", stored(actor_optimizer__state={10**6: {}}), "a parameter 1000000"),
+        ("agent.json", stored(**{"class": "NTPO"}), "contains a NTPO"),
+        ("agent.json", stored(state__random={"bit_generator": "os"}), "cannot be loaded"),
+        ("agent.json", stored(state__steps_learnt="many"), "steps_learnt"),
+        ("agent.json", stored(settings=3), "have the wrong type"),
+        ("agent.json", stored(state__actor_optimizer__param_groups=[]), "other options"),
+        ("agent.json", stored(state__actor_optimizer__state={0: 1}), "cannot be loaded"),
+        ("agent.json", stored(state__actor_optimizer__state={10**6: {}}), "a parameter 1000000"),
         ("adapter/adapter_model.safetensors", text(b"\xff" * 9), "adapter_model.safetensors is damaged"),
     ],
 )
