@@ -74,8 +74,8 @@ _UNSEEN = tuple(f"VirtualHome-{task}-v0" for task in UNSEEN_TASKS)
 EXPERIMENTS: dict[str, Experiment] = {
     "search": Experiment(
         "Learning rate",
-        "Which learning rate gives each agent the highest return? All agents try the same three rates, on seeds that no "
-        "other experiment uses.",
+        "Which learning rate gives each agent the highest return? All agents try the same three rates, on seeds that "
+        "no other experiment uses.",
         "The other settings were tuned by hand, mostly with POAD, before this search. The results do not show the best "
         "settings of any agent.",
         (Comparison(SALAD, (*_SEARCHED, *_SEARCHED_CANDIDATES)), Comparison(FOOD, _SEARCHED)),
@@ -85,14 +85,14 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "curves": Experiment(
         "Learning curves (figure 3 of the paper)",
-        "Do agents with token-level credit (POAD, NTPO) learn faster than TWOSOME, whose credit is action-level, and do "
-        "they reach higher returns?",
+        "Do agents with token-level credit (POAD, NTPO) learn faster than TWOSOME, whose credit is action-level, and "
+        "do they reach higher returns?",
         "The embedded model is small and was pre-trained on text of these environments; large models may differ. Most "
-        "actions have two to seven tokens, so there is little to decompose. TWOSOME differs in more than its credit. It "
-        "samples whole candidates (see the experiment on sampling). Its entropy bonus is weaker by the number of tokens "
-        "per action, because losses are means over tokens or actions. Its KL threshold is per action, that of the "
-        "others per token, and skips more of its updates. The number of parallel environments for the household was "
-        "chosen on seed 0, which is also reported.",
+        "actions have two to seven tokens, so there is little to decompose. TWOSOME differs in more than its credit. "
+        "It samples whole candidates (see the experiment on sampling). Its entropy bonus is weaker by the number of "
+        "tokens per action, because losses are means over tokens or actions. Its KL threshold is per action, that of "
+        "the others per token, and skips more of its updates. The number of parallel environments for the household "
+        "was chosen on seed 0, which is also reported.",
         tuple(Comparison(env) for env in (FOOD, ENTERTAINMENT, SALAD, LARGE_SALAD)),
     ),
     "entropy": Experiment(
@@ -100,7 +100,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Is a difference between agents due to credit or due to the entropy bonus? The paper's bonus on the entropy of "
         "tokens changes a policy before it has received any reward, and TWOSOME has no such bonus.",
         "The results do not show which bonus is best. The coefficient is the same for all agents, but losses are means "
-        "over tokens (for TWOSOME: actions): the bonus of POAD and NTPO is stronger by the number of tokens per action.",
+        "over tokens (for TWOSOME: actions): the bonus of POAD and NTPO is stronger by the number of tokens per "
+        "action.",
         tuple(Comparison(env, agents) for agents in (FAMILY, _NO_BONUS, _TOKEN_BONUS) for env in (SALAD, FOOD)),
         scales=("embedded",),
     ),
@@ -121,8 +122,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "endless": Experiment(
         "No discount at all (figure 5 of the paper)",
-        "POAD and TWOSOME have no discount inside an action. Do they need one between actions? Without it, delay is not "
-        "penalised, and truncated episodes bootstrap from V(final observation), unless truncation counts as "
+        "POAD and TWOSOME have no discount inside an action. Do they need one between actions? Without it, delay is "
+        "not penalised, and truncated episodes bootstrap from V(final observation), unless truncation counts as "
         "termination.",
         "All environments have a step limit, and the only entropy coefficients are 0.01 and 0.",
         (Comparison(FOOD, _UNDISCOUNTED),),
@@ -132,9 +133,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Discount inside an action and the length of actions",
         "Does a discount inside an action cost more if actions have more tokens (the paper's second insight)? The same "
         "environment is used with three tokenizers, each with a base model pre-trained on the same text.",
-        "Length is not the only difference: prompts are longer too, and the three base models differ. The entropy bonus "
-        "of POAD and NTPO grows with the number of tokens per action (TWOSOME's does not); hence the runs without a "
-        "bonus.",
+        "Length is not the only difference: prompts are longer too, and the three base models differ. The entropy "
+        "bonus of POAD and NTPO grows with the number of tokens per action (TWOSOME's does not); hence the runs "
+        "without a bonus.",
         tuple(Comparison(FOOD, agents, name) for name in GRANULARITIES for agents in _LENGTHS),
         scales=("embedded",),
     ),

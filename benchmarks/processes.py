@@ -31,9 +31,7 @@ KEEP_MEMORY = {
 """Environment variables of the runs' processes: glibc keeps the memory of freed tensors for the next ones."""
 
 
-def run_all(
-    runs: Sequence[Run], title: str, folder: Path, workers: int | None, console: Console, go_on: str
-) -> None:
+def run_all(runs: Sequence[Run], title: str, folder: Path, workers: int | None, console: Console, go_on: str) -> None:
     """Do the unfinished runs in parallel processes; ``go_on`` is the command that resumes them after an interruption.
 
     Raises
@@ -104,9 +102,9 @@ def _run_in_processes(runs: Sequence[Run], workers: int, display: Display) -> No
 def _process_context() -> Any:
     """Return the multiprocessing context that starts a process for each run.
 
-    The imports take 5.5 s and a run half a minute, so a fork server does them once for all runs. On a machine with a GPU
-    it cannot: peft imports bitsandbytes, which initialises CUDA, and CUDA does not work in forks of such a process. There
-    every run starts a new interpreter.
+    The imports take 5.5 s and a run half a minute, so a fork server does them once for all runs. With a GPU it cannot:
+    peft imports bitsandbytes, which initialises CUDA, and CUDA does not work in forks of such a process. There every
+    run starts a new interpreter.
     """
     if torch.cuda.is_available():
         return multiprocessing.get_context("spawn")

@@ -179,7 +179,9 @@ def _store_paper(folder: Path, records: Path) -> list[str]:
         for run in runs:
             run.check()
         done = [benchmark for benchmark in benchmarks if all(run.finished for run in benchmark.runs)]
-        warnings = ["These are short runs (--quick) for testing the software; the numbers have no meaning."] * asked.quick
+        warnings = [
+            "These are short runs (--quick) for testing the software; the numbers have no meaning."
+        ] * asked.quick
         if left := sum(not run.finished for run in runs):
             missing = ", ".join(benchmark.title for benchmark in benchmarks if benchmark not in done)
             warnings.append(f"{left} of {len(runs)} runs are not finished ({missing}).")

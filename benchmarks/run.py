@@ -129,7 +129,12 @@ def study_credit(folder: Path | None, output: Path, imports: tuple[str, ...] = (
 
 
 def language_ability(
-    folder: Path, tasks: Sequence[str], include: Path | None, limit: int | None, output: Path, imports: tuple[str, ...] = ()
+    folder: Path,
+    tasks: Sequence[str],
+    include: Path | None,
+    limit: int | None,
+    output: Path,
+    imports: tuple[str, ...] = (),
 ) -> None:
     """Show what training does to a model's language ability: perplexity, or tasks of the lm-evaluation-harness.
 
@@ -141,8 +146,5 @@ def language_ability(
         If the benchmark is not finished, has one seed, or no agent with a language model.
     """
     benchmark = Benchmark.finished(folder, imports)
-    if tasks:
-        data = language.collect_tasks(benchmark, tasks, include, limit)
-    else:
-        data = language.collect([benchmark])
+    data = language.collect_tasks(benchmark, tasks, include, limit) if tasks else language.collect([benchmark])
     analyse("language", data, "Language ability", [benchmark], output)

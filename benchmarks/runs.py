@@ -346,8 +346,8 @@ def refuse_another(folder: Path, begun: Mapping[str, Any], asked: Mapping[str, A
     """Raise ValueError if a folder was started with another configuration; names the first difference."""
     for key in (key for key in {**begun, **asked} if begun.get(key) != asked.get(key)):
         raise ValueError(
-            f"{folder} was started with {key}={begun.get(key)!r}; {key}={asked.get(key)!r} is asked for. Choose another "
-            "folder, or delete that one"
+            f"{folder} was started with {key}={begun.get(key)!r}; {key}={asked.get(key)!r} is asked for. Choose "
+            "another folder, or delete that one"
         )
 
 

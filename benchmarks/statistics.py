@@ -124,7 +124,9 @@ def _interval(statistic: Callable[..., np.ndarray], samples: Sequence[Values]) -
     """
     arrays = [np.asarray(sample, dtype=float) for sample in samples]
     if not arrays or min(map(len, arrays)) < 2:
-        raise ValueError(f"an interval needs two runs of every task; runs of the tasks: {[len(array) for array in arrays]}")
+        raise ValueError(
+            f"an interval needs two runs of every task; runs of the tasks: {[len(array) for array in arrays]}"
+        )
     rng = np.random.default_rng(0)
     drawn = [array[rng.integers(len(array), size=(_RESAMPLES, len(array)))] for array in arrays]
     low, high = np.quantile(statistic(*drawn), (0.025, 0.975))

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from matplotlib.figure import Figure
 
 import trainers
 from benchmarks import figures
@@ -178,7 +179,8 @@ def _claim(columns: dict[str, Credit]) -> str:
     """Say how far the tokens of an action are from adding up to its advantage."""
     cases = [(name, action) for name in STATES for action in (OPEN, CLOSE)]
     whole, ntpo, bad = (
-        [columns[f"exact, {level}"][name][action] for name, action in cases] for level in ("action level", "NTPO", "BAD")
+        [columns[f"exact, {level}"][name][action] for name, action in cases]
+        for level in ("action level", "NTPO", "BAD")
     )
     missed = [max(abs(sum(own) - all_of[0]) for own, all_of in zip(way, whole, strict=True)) for way in (bad, ntpo)]
     later = max(abs(advantage) for own in (*bad, *ntpo) for advantage in own[1:])
@@ -213,9 +215,13 @@ def _value(found: float | Sequence[float]) -> float:
     return found if isinstance(found, float) else found[0]
 
 
-def _draw(columns: dict[str, Credit], tokens: dict[str, list[str]]) -> figures.Figure:
+def _draw(columns: dict[str, Credit], tokens: dict[str, list[str]]) -> Figure:
     largest = max(
-        abs(_value(cell)) for credit in columns.values() for own in credit.values() for cells in own.values() for cell in cells
+        abs(_value(cell))
+        for credit in columns.values()
+        for own in credit.values()
+        for cells in own.values()
+        for cell in cells
     )
     figure, panels = figures.grid(2 * len(STATES), 2, 5.2, 1.1 + 0.3 * len(columns))
     cases = [(name, action) for name in STATES for action in (OPEN, CLOSE)]

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from peft import LoraConfig
 from rich.progress import track
 from safetensors.torch import save_file
@@ -105,7 +106,9 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     (benchmark,) = benchmarks
     config = benchmark.config
     if not config.embedded:
-        raise ValueError(f"{benchmark.folder} has the model {config.model}: choose --tasks of the lm-evaluation-harness")
+        raise ValueError(
+            f"{benchmark.folder} has the model {config.model}: choose --tasks of the lm-evaluation-harness"
+        )
     benchmark.check_imports()
     benchmark.check_learners()
     texts: Texts = {}
@@ -181,8 +184,8 @@ def present(data: dict[str, Any]) -> Presentation:
         f"{data['seeds']} seeds with its 95 % bootstrap interval over seeds. The base model is not quantised."
         if harness
         else f"Embedded model, on text of random policies (seed {_SEED:,}), before training and after {trained}: mean "
-        f"over {data['seeds']} seeds with its 95 % bootstrap interval. A trained agent should choose other actions than "
-        "a random policy: a higher perplexity on actions of its own environment is the intended result."
+        f"over {data['seeds']} seeds with its 95 % bootstrap interval. A trained agent should choose other actions "
+        "than a random policy: a higher perplexity on actions of its own environment is the intended result."
     )
     drawing = Drawing("language", f"{title} divided by its value before training, with 95 % intervals.", _draw(data))
     claims = [] if harness else [_claim(data, intervals)]
@@ -196,15 +199,18 @@ def _claim(data: dict[str, Any], after: dict[AgentSpec, list[Interval]]) -> str:
     at = next(index for index, row in enumerate(rows) if row[0] == family and row[1] == PARTS[1])
     changed = ", ".join(f"{own[at].value:.2f} ({spec.label})" for spec, own in after.items())
     other = max(
-        abs(own[index].value / row[2] - 1) for own in after.values() for index, row in enumerate(rows) if row[0] != family
+        abs(own[index].value / row[2] - 1)
+        for own in after.values()
+        for index, row in enumerate(rows)
+        if row[0] != family
     )
     return (
-        f"Mean perplexity on actions in {family}, the family of the training environment, changes from {rows[at][2]:.2f} "
-        f"to {changed}. On text of other environments it changes by at most {other:.1%}."
+        f"Mean perplexity on actions in {family}, the family of the training environment, changes from "
+        f"{rows[at][2]:.2f} to {changed}. On text of other environments it changes by at most {other:.1%}."
     )
 
 
-def _draw(data: dict[str, Any]) -> figures.Figure:
+def _draw(data: dict[str, Any]) -> Figure:
     figure, (axes,) = figures.grid(1, 1, 6.0, 0.8 + 0.45 * len(data["before"]))
     agents = data["agents"]
     for index, own in enumerate(agents):

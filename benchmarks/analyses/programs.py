@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
 from benchmarks.analyses import Drawing, Presentation
@@ -168,7 +171,7 @@ def _claims(sets: dict[str, list[dict[str, Any]]]) -> list[str]:
     return claims
 
 
-def _draw_best(sets: dict[str, list[dict[str, Any]]]) -> figures.Figure:
+def _draw_best(sets: dict[str, list[dict[str, Any]]]) -> Figure:
     figure, panels = figures.grid(len(sets), 3, 3.6, 1.7)
     for axes, (name, agents) in zip(panels, sets.items(), strict=True):
         for row, own in enumerate(agents):
@@ -183,13 +186,15 @@ def _draw_best(sets: dict[str, list[dict[str, Any]]]) -> figures.Figure:
     return figure
 
 
-def _draw_curves(curves: dict[str, dict[str, list[dict[str, Any]]]]) -> figures.Figure:
+def _draw_curves(curves: dict[str, dict[str, list[dict[str, Any]]]]) -> Figure:
     figure, panels = figures.grid(len(curves) * len(_MEASURES), len(_MEASURES), 3.4, 2.6)
     for index, axes in enumerate(panels):
         name = list(curves)[index // len(_MEASURES)]
         measure = list(_MEASURES)[index % len(_MEASURES)]
         own = {
-            AgentSpec.parse(agent): [(seed[measure]["step"], seed[measure]["value"]) for seed in seeds if measure in seed]
+            AgentSpec.parse(agent): [
+                (seed[measure]["step"], seed[measure]["value"]) for seed in seeds if measure in seed
+            ]
             for agent, seeds in curves[name].items()
         }
         figures.draw_curves(axes, own)
@@ -201,7 +206,7 @@ def _draw_curves(curves: dict[str, dict[str, list[dict[str, Any]]]]) -> figures.
     return figure
 
 
-def _draw_published(axes: figures.Axes, name: str, *, vertical: bool = False) -> None:
+def _draw_published(axes: Axes, name: str, *, vertical: bool = False) -> None:
     draw = axes.axvline if vertical else axes.axhline
     for (by, score), style in zip(PAPER_PROGRAMS.get(name, {}).items(), ("--", "-.", ":"), strict=False):
         draw(score, color="black", linestyle=style, linewidth=1, label=f"{by} (published)")

@@ -7,6 +7,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import trainers
 from benchmarks import figures
@@ -182,7 +184,9 @@ def present(data: dict[str, Any]) -> Presentation:
 
 
 _PROFILES = "Fraction of runs whose final return is above a fraction of the optimum, with 95 % intervals."
-_DISCOUNT = "Final return over the discount inside an action, γ_w (POAD: 1). Dots: seeds. Bars: 95 % intervals of means."
+_DISCOUNT = (
+    "Final return over the discount inside an action, γ_w (POAD: 1). Dots: seeds. Bars: 95 % intervals of means."
+)
 _LENGTH = (
     "First panel: final return of POAD minus that of NTPO. Others: final return. Both over the mean number of tokens of "
     "an action, one tokenizer each; agents are side by side. Dots: seeds. Bars: 95 % intervals of means."
@@ -233,8 +237,8 @@ def table_of(comparison: dict[str, Any]) -> Table:
             row["approximate KL"] = _shown(own["kl"], "{:.4f}")
             row["skipped steps"] = _shown(own["skipped"], "{:.0%}")
         if others and seeds > 1:
-            better = "" if spec == first else probability_of_improvement([agents[first]["returns"]], [returns])
-            row[f"P({labels[first]} is better)"] = better and better.shown("{:.0%}")
+            better = probability_of_improvement([agents[first]["returns"]], [returns])
+            row[f"P({labels[first]} is better)"] = "" if spec == first else better.shown("{:.0%}")
         rows.append(row)
     cells = [tuple(row.values()) for row in rows]
     if (chance := comparison["random_policy"]) is not None:
@@ -293,7 +297,9 @@ def _notes(comparisons: Sequence[dict[str, Any]]) -> list[str]:
             "TWOSOME per action)."
         )
     if any(len(comparison["agents"]) > 1 for comparison in comparisons):
-        notes.append("*P(… is better)*: probability that a run has a higher return than one of this row; 50 % means none.")
+        notes.append(
+            "*P(… is better)*: probability that its run has a higher return than a run of the row; 50 %: equal."
+        )
     return notes
 
 
@@ -355,7 +361,7 @@ def _overall_claim(comparisons: Sequence[dict[str, Any]]) -> str:
     return f"Mean over {len(comparisons)} environments of the final return as a fraction of the optimum: {means}."
 
 
-def _profiles(comparisons: Sequence[dict[str, Any]]) -> figures.Figure:
+def _profiles(comparisons: Sequence[dict[str, Any]]) -> Figure:
     figure, (axes,) = figures.grid(1, 1, 6.5, 3.4)
     thresholds = np.linspace(0, 1, 101)
     shares = _shares(comparisons)
@@ -373,7 +379,7 @@ def _profiles(comparisons: Sequence[dict[str, Any]]) -> figures.Figure:
 # ----------------------------------------------------------------------------------------------------------- figures
 
 
-def _draw_final(comparisons: Sequence[dict[str, Any]]) -> figures.Figure:
+def _draw_final(comparisons: Sequence[dict[str, Any]]) -> Figure:
     counts = [len(comparison["agents"]) for comparison in comparisons]
     if max(counts) < 8:
         figure, panels = figures.grid(len(counts), 2, 5.6, 1.0 + 0.3 * max(counts))
@@ -389,7 +395,7 @@ def _draw_final(comparisons: Sequence[dict[str, Any]]) -> figures.Figure:
     return figure
 
 
-def _draw_references(axes: figures.Axes, comparison: dict[str, Any], *, vertical: bool = False) -> None:
+def _draw_references(axes: Axes, comparison: dict[str, Any], *, vertical: bool = False) -> None:
     figures.draw_optimum(axes, comparison["optimum"], vertical=vertical)
     if (chance := comparison["random_policy"]) is not None:
         draw = axes.axvline if vertical else axes.axhline
@@ -398,7 +404,7 @@ def _draw_references(axes: figures.Axes, comparison: dict[str, Any], *, vertical
 
 def _draw_curves(
     comparisons: Sequence[dict[str, Any]], curves: Sequence[dict[str, list[dict[str, list[float]]]]]
-) -> figures.Figure | None:
+) -> Figure | None:
     if not any(seed["step"] for found in curves for seeds in found.values() for seed in seeds):
         return None  # no run had 20 episodes
     figure, panels = figures.grid(len(comparisons), 2, 5.6, 3.4)
@@ -428,7 +434,7 @@ def _discounts(comparisons: Sequence[dict[str, Any]]) -> dict[float, AgentSpec]:
     return found if len(found) > 2 else {}
 
 
-def _draw_discounts(found: dict[float, AgentSpec], comparison: dict[str, Any]) -> figures.Figure:
+def _draw_discounts(found: dict[float, AgentSpec], comparison: dict[str, Any]) -> Figure:
     figure, (axes,) = figures.grid(1, 1, 6.0, 3.4)
     agents = agents_of(comparison)
     seeds = {at: agents[spec]["returns"] for at, spec in found.items()}
@@ -456,9 +462,7 @@ def _by_length(
 
 
 def _gaps(found: dict[AgentSpec, dict[float, list[float]]]) -> dict[float, Interval]:
-    poad, ntpo = (
-        next((own for spec, own in found.items() if spec.algorithm == name), {}) for name in ("poad", "ntpo")
-    )
+    poad, ntpo = (next((own for spec, own in found.items() if spec.algorithm == name), {}) for name in ("poad", "ntpo"))
     return {length: mean_difference(poad[length], ntpo[length]) for length in sorted(poad.keys() & ntpo.keys())}
 
 
@@ -472,7 +476,7 @@ def _length_claims(comparisons: Sequence[dict[str, Any]]) -> list[str]:
     return claims
 
 
-def _draw_lengths(comparisons: Sequence[dict[str, Any]]) -> figures.Figure:
+def _draw_lengths(comparisons: Sequence[dict[str, Any]]) -> Figure:
     conditions = {name: _by_length(comparisons, settings) for name, settings in _LENGTH_SETTINGS.items()}
     conditions = {name: found for name, found in conditions.items() if found}
     figure, panels = figures.grid(1 + len(conditions), 2, 4.8, 3.2)

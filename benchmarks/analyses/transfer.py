@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
@@ -149,7 +150,7 @@ def _claims(environments: Sequence[dict[str, Any]]) -> list[str]:
     return claims
 
 
-def _draw(environments: Sequence[dict[str, Any]]) -> figures.Figure:
+def _draw(environments: Sequence[dict[str, Any]]) -> Figure:
     agents = environments[0]["agents"]
     figure, panels = figures.grid(len(environments), 4, 2.9, 1.2 + 0.2 * len(agents))
     for index, (axes, environment) in enumerate(zip(panels, environments, strict=True)):

@@ -39,7 +39,8 @@ from lang_envs.datascicoding.prompts import function_of
 from lang_envs.datascicoding.scoring import Scorer
 from lang_envs.sandbox import Limits
 from trainers.checkpoint import PROGRESS_FILE, newest
-from trainers.loop import CHECKPOINTS_FOLDER, METRICS_FILE
+from trainers.loop import CHECKPOINTS_FOLDER
+from trainers.metrics import METRICS_FILE
 
 ENV = "Overcooked-tomato-salad-v0"
 _NUM_ENVS, _ROLLOUT, _ITERATIONS = 2, 16, 24

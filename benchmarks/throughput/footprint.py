@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from trainers.settings import LanguageAgentSettings
 from trainers.head import CHUNK_ON_GPU
+from trainers.settings import LanguageAgentSettings
 
 _GIB = 1024**3
 _SHAPES = {

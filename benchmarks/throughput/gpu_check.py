@@ -140,7 +140,7 @@ def _train(setup: Setup, *, naive: bool, quantize: str | None) -> dict[str, Any]
     seconds = speed.rollout + speed.update
     peak = next((value for name, value in PEAKS.items() if name in _device_name(setup)), None)
     found = {
-        "steps/s": speed.decisions / seconds,
+        "steps/s": speed.steps / seconds,
         f"rollout, s for {NUM_ENVS * setup.rollout_steps} steps": speed.rollout / len(lines),
         f"update, s for {NUM_ENVS * setup.rollout_steps} steps": speed.update / len(lines),
         "tokens/s": speed.tokens / seconds,
@@ -354,7 +354,16 @@ def start(part: str, setup: Setup, *, own_group: bool = False) -> subprocess.Pop
     options = ["--device", setup.device, "--shape", setup.shape, "--model", str(setup.model)]
     with (setup.folder / "stderr").open("w") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.throughput.gpu_check", "--part", part, "--folder", str(setup.folder), *options],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.throughput.gpu_check",
+                "--part",
+                part,
+                "--folder",
+                str(setup.folder),
+                *options,
+            ],
             stdout=subprocess.DEVNULL,
             stderr=errors,
             text=True,
@@ -459,7 +468,10 @@ def main() -> int:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print(f"torch {torch.__version__} sees no CUDA GPU. On one, this would run within ten minutes:")
         print("\n".join(f"  {name:16} {part.what}" for name, part in PARTS.items()))
-        print("To run the parts on the CPU with a tiny model: python -m benchmarks.throughput.gpu_check --device cpu --shape tiny")
+        print(
+            "To run the parts on the CPU with a tiny model: "
+            "python -m benchmarks.throughput.gpu_check --device cpu --shape tiny"
+        )
         return 2
     chosen = options.only or list(PARTS)
     names = [name for name in PARTS if name in chosen or (name == "model" and {*chosen} - _WITHOUT_MODEL)]

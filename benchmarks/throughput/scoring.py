@@ -125,7 +125,9 @@ def naive_epoch(agent: PPOAgent, batch: Batch) -> torch.Tensor:
         mask, width = batch.mask[rows], batch.mask.shape[1]
         log_probs = torch.nn.functional.pad(log_probs, (0, width - log_probs.shape[1]))
         loss = (
-            losses.clipped_policy_loss(log_probs, batch.old_log_probs[rows], batch.advantages[rows], mask, settings.clip)
+            losses.clipped_policy_loss(
+                log_probs, batch.old_log_probs[rows], batch.advantages[rows], mask, settings.clip
+            )
             / mask.sum()
         )
         agent.actor_optimizer.zero_grad()

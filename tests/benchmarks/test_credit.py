@@ -132,7 +132,7 @@ def test_runs_of_other_environments_or_of_one_seed_are_refused(tmp_path: Path) -
 
 def test_the_cell_of_a_missing_end_token_is_empty() -> None:
     columns = [
-        {"exact": level, "credit": {name: {action: values for action in (OPEN, CLOSE)} for name in STATES}}
+        {"exact": level, "credit": {name: dict.fromkeys((OPEN, CLOSE), values) for name in STATES}}
         for level, values in (("action level", [0.5, 0.0, 0.0, 0.0]), ("NTPO", [0.5, 0.0, 0.0]), ("BAD", [0.5, 0.0]))
     ]
     tokens = {action: ["a", "b", "c", "<|end|>"] for action in (OPEN, CLOSE)}

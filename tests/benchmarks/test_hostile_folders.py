@@ -19,10 +19,10 @@ import pytest
 
 import trainers
 from benchmarks.__main__ import main
-from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark
+from benchmarks.analyses.language import FAMILIES, PARTS, PERPLEXITY_FILE
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import FOOD
-from benchmarks.analyses.language import FAMILIES, PARTS, PERPLEXITY_FILE
+from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark
 from benchmarks.stored import one_line
 from benchmarks.worker import execute
 from lang_envs.storage import decode, encode

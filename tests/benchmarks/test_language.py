@@ -52,7 +52,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
 
 def test_perplexity_is_that_of_plain_scoring(run: Benchmark) -> None:
     agent = run.runs[0].load_agent(gym.make(FOOD))
-    texts = {kind: (queries[:5], counts[:5]) for kind, (queries, counts) in texts_of_environments(agent.tokenizer).items()}
+    texts = {
+        kind: (queries[:5], counts[:5]) for kind, (queries, counts) in texts_of_environments(agent.tokenizer).items()
+    }
     found = perplexities(agent, texts)
     assert set(found) == {(kind, part) for kind in texts for part in PARTS}
     model = agent.language_model.model

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.runs import CONFIG_FILE, RESULT_FILE, Benchmark
 from benchmarks.config import BenchmarkConfig
 from benchmarks.run import tabulate_programs
+from benchmarks.runs import CONFIG_FILE, RESULT_FILE, Benchmark
 
 ENV = "DataSciCoding-breast-w-v0"
 OUTCOME = {"return": 0.5, "success": 0.5, "episodes": 4}

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.config import AgentOptions, BenchmarkConfig
 from benchmarks.agent_spec import AgentSpec
+from benchmarks.config import AgentOptions, BenchmarkConfig
 from benchmarks.display import evaluation, last_metrics
 from benchmarks.presets import RUN_DEFAULTS, RunDefaults, preset_settings
 from benchmarks.runs import Benchmark
@@ -162,7 +162,9 @@ def test_settings_that_an_agent_of_a_third_party_lacks_are_refused_before_anythi
     (tmp_path / "my_module.py").write_text(PLUGIN)
     done = benchmark("run", "--algo", "poad,my_module:Wise", "--actor-lr", "1e-4", *SMALL, folder=tmp_path)
     assert done.returncode == 1
-    assert "error: agent 'my_module:Wise' takes no actor_lr; put settings of one agent in brackets after it" in done.stderr
+    assert (
+        "error: agent 'my_module:Wise' takes no actor_lr; put settings of one agent in brackets after it" in done.stderr
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -355,10 +357,16 @@ def test_defaults_depend_on_the_environment_with_the_embedded_model() -> None:
     entertainment = "VirtualHome-entertainment-v0"
     assert BenchmarkConfig().run_defaults == RunDefaults(16_384, 4)
     assert BenchmarkConfig(env="VirtualHome-towel-v0").run_defaults == RUN_DEFAULTS["VirtualHome"]
-    assert BenchmarkConfig(env=entertainment, steps=7).run_defaults == RUN_DEFAULTS[entertainment]._replace(steps=256 * 64)
+    assert BenchmarkConfig(env=entertainment, steps=7).run_defaults == RUN_DEFAULTS[entertainment]._replace(
+        steps=256 * 64
+    )
     assert BenchmarkConfig(env=entertainment).agent_options(AgentSpec("poad"), 1) == {"minibatches": 2, "seed": 1}
-    assert BenchmarkConfig(env=entertainment).agent_options(AgentSpec("poad", {"minibatches": 8}), 1)["minibatches"] == 8
-    assert BenchmarkConfig(env=entertainment, agent=AgentOptions(minibatches=3)).agent_options(AgentSpec("ntpo"), 0) == {
+    assert (
+        BenchmarkConfig(env=entertainment).agent_options(AgentSpec("poad", {"minibatches": 8}), 1)["minibatches"] == 8
+    )
+    assert BenchmarkConfig(env=entertainment, agent=AgentOptions(minibatches=3)).agent_options(
+        AgentSpec("ntpo"), 0
+    ) == {
         "minibatches": 3,
         "seed": 0,
     }

@@ -151,7 +151,9 @@ def test_holms_correction_is_that_of_its_definition() -> None:
     single = {name: rank_tests(ours, {name: theirs})[name] for name, theirs in others.items()}
     ordered = sorted(single, key=lambda name: single[name])
     expected = {
-        name: min(1.0, max(single[before] * (5 - rank) for rank, before in enumerate(ordered[: ordered.index(name) + 1])))
+        name: min(
+            1.0, max(single[before] * (5 - rank) for rank, before in enumerate(ordered[: ordered.index(name) + 1]))
+        )
         for name in single
     }
     assert rank_tests(ours, others) == pytest.approx(expected)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.runs import Benchmark
-from benchmarks.config import BenchmarkConfig
 from benchmarks.analyses.transfer import collect
+from benchmarks.config import BenchmarkConfig
+from benchmarks.runs import Benchmark
 
 
 def test_every_number_is_in_its_column(tmp_path: Path) -> None:
