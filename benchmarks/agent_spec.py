@@ -92,7 +92,7 @@ class AgentSpec:
         """The label, without settings that a heading names already."""
         algorithm = self.algorithm.upper() if self.algorithm in COLOURS else self.algorithm.rpartition(":")[2]
         own = {name: value for name, value in self.settings.items() if name not in shared}
-        return ", ".join(["random policy" if algorithm == "RANDOM" else algorithm, *setting_labels(own)])
+        return ", ".join(["random agent" if algorithm == "RANDOM" else algorithm, *setting_labels(own)])
 
     @property
     def folder(self) -> str:

@@ -298,7 +298,7 @@ def _notes(comparisons: Sequence[dict[str, Any]]) -> list[str]:
         )
     if any(len(comparison["agents"]) > 1 for comparison in comparisons):
         notes.append(
-            "*P(… is better)*: probability that its run has a higher return than a run of the row; 50 %: equal."
+            "*P(… is better)*: probability that its run has a higher return than a run of the row (50 %: equal)."
         )
     return notes
 

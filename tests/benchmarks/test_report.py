@@ -108,7 +108,7 @@ def test_agents_are_tested_for_significance_with_enough_runs(tmp_path: Path, mon
     mean, test = returns.claims_of(comparison)
     assert mean.startswith("POAD has a mean final return of 0.800 [")
     assert test.startswith("This is significantly higher than that of NTPO (0.290, p = 0.0")
-    assert "not significantly different from that of random policy (0.800, p = 1) (rank test" in test
+    assert "not significantly different from that of random agent (0.800, p = 1) (rank test" in test
 
 
 def test_shared_settings_are_in_the_title_and_others_in_the_labels(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_an_agent_has_its_own_settings() -> None:
 def test_agents_have_labels_for_readers_and_folders() -> None:
     for name, label, folder in (
         ("poad", "POAD", "poad"),
-        ("random", "random policy", "random"),
+        ("random", "random agent", "random"),
         ("ntpo[gamma_token=0.9]", "NTPO, γ_w = 0.9", "ntpo.gamma_token=0.9"),
         ("twosome[entropy_coefficient=0.0,epochs=2]", "TWOSOME, no entropy bonus, epochs = 2", None),
         ("my_module:Wise", "Wise", "my_module.Wise"),
