@@ -11,7 +11,6 @@ import shutil
 import sys
 import threading
 import time
-import warnings
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
@@ -38,7 +37,6 @@ def execute(run: Run, threads: int) -> None:
     """Do what is left of a run: train from the start or the last checkpoint, evaluate, evaluate on ``transfer``."""
     torch.set_num_threads(threads)
     disable_progress_bar()  # loading bars would be drawn into the display of all runs
-    warnings.filterwarnings("ignore", message=".*kernels-community.*")
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     try:
         with closing(make_envs(run.config)) as envs:

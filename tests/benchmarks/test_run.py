@@ -55,7 +55,6 @@ def test_a_benchmark_writes_pages_figures_metrics_and_adapters(tmp_path: Path) -
     assert comparison["optimum"] == pytest.approx(0.920518)
     assert "optimal return 0.9205" in (run / "returns.md").read_text()
     assert "steps to 90 %" in done.stdout
-    assert "kernels-community" not in done.stderr
     config = json.loads((run / "config.json").read_text())
     run = run / "poad" / "seed-0"
     settings = json.loads((run / "agent.json").read_text())["settings"]
