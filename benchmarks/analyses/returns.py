@@ -188,7 +188,7 @@ _DISCOUNT = (
     "Final return over the discount inside an action, γ_w (POAD: 1). Dots: seeds. Bars: 95 % intervals of means."
 )
 _LENGTH = (
-    "First panel: final return of POAD minus that of NTPO. Others: final return. Both over the mean number of tokens of "
+    "First panel: final return of POAD minus that of NTPO. Others: final return. Over the mean number of tokens of "
     "an action, one tokenizer each; agents are side by side. Dots: seeds. Bars: 95 % intervals of means."
 )
 _FINAL = "Final returns. Dots: seeds. Vertical marks and bars: means and 95 % intervals over seeds."

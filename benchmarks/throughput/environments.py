@@ -1,4 +1,4 @@
-"""How many actions a second the environments take, layer by layer: ``python -m benchmarks.throughput.environments``."""
+"""Measure actions per second of the environments, layer by layer: ``python -m benchmarks.throughput.environments``."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from lang_envs.overcooked.macro_actions import Cook, macro_actions
 from lang_envs.virtualhome.env import MAX_STEPS, Course, VirtualHomeEnv
 
 SOURCE_RATES = {"Overcooked-tomato-lettuce-salad-v0": 12_000, "VirtualHome-entertainment-v0": 340}
-"""Actions a second of the environments that are replayed, on one core; a reference, not measured in this run."""
+"""Actions per second of the original environments on one core; a reference, not measured here."""
 ENVS = 8
 
 
 def rules_of(environment: Any) -> dict[str, Callable[[np.ndarray], None]]:
-    """The rules alone: computing every outcome, and remembering them."""
+    """Return the rules alone, with and without a cache of results."""
     if isinstance(environment, OvercookedEnv):
         cook = Cook(environment.kitchen)
         return {
-            "rules, every outcome computed": lambda drawn: cook_on(
+            "rules without cache": lambda drawn: cook_on(
                 environment, lambda state, macro: Cook(environment.kitchen).perform(state, macro), drawn
             ),
-            "rules, outcomes remembered": lambda drawn: cook_on(environment, cook.perform, drawn),
+            "rules with cache": lambda drawn: cook_on(environment, cook.perform, drawn),
         }
     assert isinstance(environment, VirtualHomeEnv)
     course = Course(environment.task)
     return {
-        "rules, every outcome computed": lambda drawn: keep_house(environment, None, drawn),
-        "rules, outcomes remembered": lambda drawn: keep_house(environment, course, drawn),
+        "rules without cache": lambda drawn: keep_house(environment, None, drawn),
+        "rules with cache": lambda drawn: keep_house(environment, course, drawn),
     }
 
 
@@ -50,7 +50,7 @@ def cook_on(environment: OvercookedEnv, perform: Callable[..., Any], drawn: np.n
 
 
 def keep_house(environment: VirtualHomeEnv, remembered: Course | None, drawn: np.ndarray) -> None:
-    """Outcomes and which actions are offered."""
+    """Compute results and available actions."""
     start = state = environment.task.household.initial_state()
     elapsed = 0
     for number in drawn.tolist():

@@ -1,7 +1,7 @@
-"""What kept features of the frozen base model save: ``python -m benchmarks.throughput.features``.
+"""Time saved by keeping features of the frozen base model: ``python -m benchmarks.throughput.features``.
 
-The same training twice, side by side: features kept for the whole run, and computed anew for each rollout. Times are of
-the processor.
+The same training runs twice: with features kept for the whole run, and with features computed for each rollout. Times
+are CPU times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENVS = ("Overcooked-tomato-salad-v0", "Overcooked-tomato-lettuce-salad-v0", "Vir
 
 
 class Cost(NamedTuple):
-    """Of one training: forwards and tokens for features, and seconds of the whole."""
+    """Cost of one training: forward passes and tokens for features, and seconds in all."""
 
     forwards: int
     tokens: int

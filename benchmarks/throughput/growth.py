@@ -1,11 +1,11 @@
-"""How the cost of scoring and updating grows: ``python -m benchmarks.throughput.growth``.
+"""Growth of the cost of scoring and updates: ``python -m benchmarks.throughput.growth``.
 
 Measured are packed batches, the naive way (a row of prompt + candidate for each candidate, logits everywhere), and the
 arithmetic limit: the floating-point operations that the distinct tokens need, over the speed of this machine's own
 matrix multiplication, measured in the same run. One quantity grows at a time: candidates of one query, the length of
 prompts, the number of environments, and the share of them that see different observations.
 
-Times are of the processor, so that other work on the machine does not count; on a GPU they are of the clock.
+Times are CPU times, so that other work on the machine does not count; on a GPU they are wall-clock times.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ SWEEPS: dict[str, tuple[float, ...]] = {
     "environments": (1, 4, 16, 64, 256),
     "distinct observations": (1 / 16, 1 / 4, 1 / 2, 1),
 }
-"""What grows; all else is at its value in :data:`USUAL` or :data:`ALONE`."""
-USUAL = {"candidates": 8.0, "prompt tokens": 50.0, "environments": 16.0, "distinct observations": 1.0}
-ALONE = {"candidates": {"environments": 1.0}, "prompt tokens": {"environments": 4.0}}
-"""Of what is measured in fewer environments than usual."""
+"""Quantities that grow; all others have their value in :data:`DEFAULTS` or :data:`FEWER`."""
+DEFAULTS = {"candidates": 8.0, "prompt tokens": 50.0, "environments": 16.0, "distinct observations": 1.0}
+FEWER = {"candidates": {"environments": 1.0}, "prompt tokens": {"environments": 4.0}}
+"""Quantities that are measured in fewer environments."""
 _CANDIDATE = 6
 """Tokens of a candidate, the end token included."""
 _NAIVE_LOGITS = 1e8
-"""The naive way is measured where it makes at most this many logits; each takes over 20 bytes in an update."""
+"""The naive way is measured up to this many logits; each takes over 20 bytes in an update."""
 
 
 KINDS = {
@@ -178,7 +178,7 @@ def best_of(model: LanguageModel, repeats: int) -> Callable[[Callable[[], Any]],
 
 def measure(model: LanguageModel, quantity: str, value: float, speed: float, repeats: int) -> Point:
     policy = LanguagePolicy(model, sampling="trie", normalisation="token")
-    asked = queries(USUAL | ALONE.get(quantity, {}) | {quantity: value}, model.tokenizer.vocab_size)
+    asked = queries(DEFAULTS | FEWER.get(quantity, {}) | {quantity: value}, model.tokenizer.vocab_size)
     distinct = list(dict.fromkeys(asked))  # an agent asks each once
     seconds = best_of(model, repeats)
 
@@ -215,7 +215,7 @@ def measure(model: LanguageModel, quantity: str, value: float, speed: float, rep
 
 def causal_ratio(model: LanguageModel, tokens: int, repeats: int) -> float:
     """Packed scoring of one long prompt, over a plain causal forward of the same prompt through the decoder."""
-    (query,) = queries(USUAL | {"environments": 1, "prompt tokens": tokens}, model.tokenizer.vocab_size)
+    (query,) = queries(DEFAULTS | {"environments": 1, "prompt tokens": tokens}, model.tokenizer.vocab_size)
     policy = LanguagePolicy(model, sampling="trie", normalisation="token")
     seconds = best_of(model, repeats)
     decoder = model.model.get_base_model().get_decoder()
@@ -228,7 +228,7 @@ def causal_ratio(model: LanguageModel, tokens: int, repeats: int) -> float:
 def shares(model: LanguageModel) -> str:
     """What the time of an update of 64 environments is spent on: percentages by kind of operation."""
     policy = LanguagePolicy(model, sampling="trie", normalisation="token")
-    asked = queries(USUAL | {"environments": 64}, model.tokenizer.vocab_size)
+    asked = queries(DEFAULTS | {"environments": 64}, model.tokenizer.vocab_size)
     for _ in range(2):
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             policy.score(model.pack(asked)).token_log_probs.sum().backward()
