@@ -127,11 +127,11 @@ def all_gone(pids: list[int]) -> bool:
 
 
 def outer(sandbox: Sandbox) -> int:
-    (worker,) = sandbox._started
+    (worker,) = sandbox.workers
     return worker.process.pid
 
 
-def zygote(sandbox: Sandbox) -> int:
+def fork_server(sandbox: Sandbox) -> int:
     """The process that forks: with namespaces the only child of the one that was started."""
     return outer(sandbox) if "namespaces" in sandbox.absent else below(outer(sandbox))[0]
 
@@ -605,10 +605,10 @@ def test_ends_of_programs_do_not_mix(shared_small: Sandbox) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that do not begin are given up sooner."""
-    monkeypatch.setattr(worker, "_BEGIN_SECONDS", 2.0)
+    monkeypatch.setattr(worker, "BEGIN_SECONDS", 2.0)
 
 
-@pytest.mark.parametrize("which", [outer, zygote])
+@pytest.mark.parametrize("which", [outer, fork_server])
 def test_killed_while_it_waits(start: Maker, which: Callable[[Sandbox], int]) -> None:
     sandbox = start()
     for _ in range(2):
@@ -623,9 +623,9 @@ def test_killed_while_it_waits(start: Maker, which: Callable[[Sandbox], int]) ->
 @pytest.mark.parametrize(
     ("which", "how", "status"),
     [
-        ("zygote", signal.SIGKILL, "ok"),
+        ("fork_server", signal.SIGKILL, "ok"),
         ("program", signal.SIGKILL, "ok"),
-        ("zygote", signal.SIGSTOP, "ok"),  # what it had begun goes on
+        ("fork_server", signal.SIGSTOP, "ok"),  # what it had begun goes on
         ("program", signal.SIGSTOP, "timeout"),  # as if it slept
     ],
 )
@@ -636,8 +636,8 @@ def test_killed_in_the_middle_of_a_program(
     began = time.monotonic()
     thread, came = in_background(sandbox, "import time\ntime.sleep(0.6)\noutput = [5.0]", wall_seconds=1.5)
     time.sleep(0.3)
-    first = zygote(sandbox)
-    os.kill(first if which == "zygote" else min(below(first)), how)
+    first = fork_server(sandbox)
+    os.kill(first if which == "fork_server" else min(below(first)), how)
     try:
         thread.join(20)
         (result,) = came
@@ -656,7 +656,7 @@ def test_killed_twice(start: Maker) -> None:
     killed = 0
     while thread.is_alive() and killed < 5:
         time.sleep(0.3)
-        for started in list(sandbox._started):
+        for started in list(sandbox.workers):
             if (
                 victims := below(started.process.pid)[1:]
                 if "namespaces" not in sandbox.absent
@@ -681,7 +681,7 @@ def fail():
         raise BlockingIOError(11, "Resource temporarily unavailable")
     return fork()
 os.fork = fail
-runpy.run_path(ZYGOTE, run_name="__main__")
+runpy.run_path(FORK_SERVER, run_name="__main__")
 """
 
 
@@ -689,8 +689,10 @@ def test_a_fork_that_fails(start: Maker, monkeypatch: pytest.MonkeyPatch, tmp_pa
     once = 2 + ("namespaces" not in start().absent)  # forks before the first child
 
     def fail_from(first: int) -> None:
-        shim = f"FIRST, ZYGOTE = {first}, {str(ROOT / 'lang_envs' / 'sandbox' / 'zygote.py')!r}\n{FAILING_FORK}"
-        (tmp_path / "zygote.py").write_text(shim)
+        shim = (
+            f"FIRST, FORK_SERVER = {first}, {str(ROOT / 'lang_envs' / 'sandbox' / 'fork_server.py')!r}\n{FAILING_FORK}"
+        )
+        (tmp_path / "fork_server.py").write_text(shim)
 
     monkeypatch.setattr(worker, "__file__", str(tmp_path / "worker.py"))
     fail_from(once + 1)
@@ -712,8 +714,8 @@ def test_a_fork_that_fails(start: Maker, monkeypatch: pytest.MonkeyPatch, tmp_pa
 )
 def test_a_process_that_cannot_be_started(start: Maker, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     sandbox = start()
-    os.kill(zygote(sandbox), signal.SIGKILL)
-    sandbox._started[0].process.wait()
+    os.kill(fork_server(sandbox), signal.SIGKILL)
+    sandbox.workers[0].process.wait()
     time.sleep(0.1)
 
     def fail(*_: Any, **__: Any) -> None:
@@ -727,9 +729,9 @@ def test_a_process_that_cannot_be_started(start: Maker, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"x" * 16, b"\xff" * 96, struct.pack("=Q", 0) * 2000])
-def test_garbage_for_the_zygote(start: Maker, garbage: bytes, impatient: None) -> None:
+def test_garbage_for_the_fork_server(start: Maker, garbage: bytes, impatient: None) -> None:
     sandbox = start()
-    sandbox._started[0].control.send(garbage)
+    sandbox.workers[0].control.send(garbage)
     began = time.monotonic()
     assert sandbox.run(ONE, {}, Limits(wall_seconds=1)).status == "ok"
     assert works(sandbox)
@@ -737,9 +739,9 @@ def test_garbage_for_the_zygote(start: Maker, garbage: bytes, impatient: None) -
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"\xff" * 210, struct.pack("=Qi4q", 1, 0x137F, 1, 2, 3, 4)])
-def test_garbage_from_the_zygote(start: Maker, garbage: bytes, impatient: None) -> None:
+def test_garbage_from_the_fork_server(start: Maker, garbage: bytes, impatient: None) -> None:
     sandbox = start()
-    worker = sandbox._started[0]
+    worker = sandbox.workers[0]
     worker.control.close()
     worker.control, other = socket.socketpair()
     worker.number = 0
@@ -782,7 +784,7 @@ def test_closed_in_the_middle_of_a_program(start: Maker) -> None:
     with pytest.raises(SandboxError, match="closed"):
         sandbox.run(ONE, {})
     sandbox.close()
-    assert not sandbox._started
+    assert not sandbox.workers
 
 
 # --------------------------------------------------------------------------------------------------------- no leftovers
@@ -852,10 +854,10 @@ def test_nothing_is_left_when_the_parent_is_killed(busy: bool) -> None:
         assert all_gone(pids)
 
 
-def test_nothing_is_left_of_a_zygote_that_hangs(start: Maker) -> None:
+def test_nothing_is_left_of_a_fork_server_that_hangs(start: Maker) -> None:
     sandbox = start()
     processes = [outer(sandbox), *below(outer(sandbox))]
-    stopped = zygote(sandbox)
+    stopped = fork_server(sandbox)
     os.kill(stopped, signal.SIGSTOP)
     try:
         sandbox.close()
@@ -899,14 +901,14 @@ def test_nothing_grows(start: Maker) -> None:
     for number in range(300):
         sandbox.run(programs[number % len(programs)], inputs)
         if number == 59:
-            used = resident(zygote(sandbox)), len(os.listdir("/proc/self/fd")), outer(sandbox)  # noqa: PTH208
+            used = resident(fork_server(sandbox)), len(os.listdir("/proc/self/fd")), outer(sandbox)  # noqa: PTH208
     assert used is not None and outer(sandbox) == used[2], "it was started anew"
-    assert resident(zygote(sandbox)) - used[0] < 1024
+    assert resident(fork_server(sandbox)) - used[0] < 1024
     assert len(os.listdir("/proc/self/fd")) == used[1]  # noqa: PTH208
-    assert eventually(lambda: len(below(zygote(sandbox))) == 1), "more than the child that stands by"
+    assert eventually(lambda: len(below(fork_server(sandbox))) == 1), "more than the child that stands by"
     assert [pid for pid in below(os.getpid()) if (state(pid) or "?")[0] == "Z"] == []
     with contextlib.suppress(PermissionError):
-        assert len(list(Path(f"/proc/{zygote(sandbox)}/fd").iterdir())) < 12
+        assert len(list(Path(f"/proc/{fork_server(sandbox)}/fd").iterdir())) < 12
 
 
 # ------------------------------------------------------------------------------------------------ users, memory, groups
@@ -915,7 +917,7 @@ def test_nothing_grows(start: Maker) -> None:
 def test_each_worker_has_a_user_of_its_own(start: Maker) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can choose another user")
-    users = [Path(f"/proc/{zygote(start())}").stat().st_uid for _ in range(4)]
+    users = [Path(f"/proc/{fork_server(start())}").stat().st_uid for _ in range(4)]
     assert len(set(users)) == 4 and all(61184 <= user <= 65519 for user in users)
 
 
@@ -961,7 +963,7 @@ memory = b"".join(ctypes.string_at(pool << 14, 1 << 14) for pool in pools)
 
 
 def test_no_time_of_a_program_is_left_in_the_memory_of_later_ones(start: Maker) -> None:
-    """A zygote that handles the time left, or used, leaves it in memory that all later children inherit."""
+    """A fork server that handles the time left, or used, leaves it in memory that all later children inherit."""
     sandbox = start()
     wall = 17.0 + 0.123456789
     for seconds in (wall, wall + 12, wall + 1):
@@ -1130,7 +1132,7 @@ def test_eight_threads_share_two_workers(start: Maker) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert not wrong and len(sandbox._started) == 2
+    assert not wrong and len(sandbox.workers) == 2
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         results = pool.map(lambda _: sandbox.run("import time; time.sleep(0.5)\n" + ONE, {}), range(2))
@@ -1222,7 +1224,7 @@ def test_without_isolation() -> None:
     assert [str(warning.message) for warning in caught if "sandbox=" in str(warning.message)] == [
         "sandbox='process': programs run with all that this user may do, and rewards can be forged"
     ]
-    assert not [pid for pid in below(os.getpid()) if "zygote" in Path(f"/proc/{pid}/cmdline").read_text()
+    assert not [pid for pid in below(os.getpid()) if "fork_server" in Path(f"/proc/{pid}/cmdline").read_text()
                 and '"process": true' in Path(f"/proc/{pid}/cmdline").read_text()]  # fmt: skip
 
 
