@@ -106,7 +106,7 @@ class DataSciCodingEnv(LanguageEnv):
     - v0: initial version
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 — as Gymnasium declares it
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
     symbolic_fields = ("programs_written", "training_rows", "features", "classes")
     discount = 0.95
     state_fields: ClassVar[tuple[str, ...]] = ("_written", "_last", "_last_score")

@@ -68,11 +68,11 @@ def test_columns_without_number_are_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: &a 1\nb: *a\n", "holds an alias"),
-        ("a: &a {b: *a}\n", "holds an alias"),
+        ("a: &a 1\nb: *a\n", "contains an alias"),
+        ("a: &a {b: *a}\n", "contains an alias"),
         ("<<: &a {b: 1}\n", "task"),
-        ("[" * 1000, "nested more than 20 deep"),
-        ("- " * 1000, "nested more than 20 deep"),
+        ("[" * 1000, "nested too deeply: expected at most 20"),
+        ("- " * 1000, "nested too deeply: expected at most 20"),
         ("!!bool x", "tag that does not fit"),
         ("!!int ''", "tag that does not fit"),
         ("!!timestamp x", "tag that does not fit"),

@@ -196,7 +196,7 @@ def test_cook_always_remembers_where_everything_is() -> None:
         before = open_.pop()
         for macro in macro_actions(kitchen):
             remembered = [kitchen.position(before, item) for item in items]
-            for state, _, delivered in cook._primitive_steps(before, macro):
+            for state, _, delivered in cook.primitive_steps(before, macro):
                 if delivered:
                     break
                 for item in items:
@@ -324,7 +324,7 @@ def test_delivery_in_the_last_step_is_an_end_of_the_environment_not_of_time() ->
     env.reset()
     for phrase in ("get the tomato", "go to the cutting board", "chop", "get the tomato", "get the bowl"):
         *_, info = env.step(phrase)
-    while env._primitive_steps < 199:
+    while env.primitive_steps < 199:
         env.step("chop")
     _, _, terminated, truncated, info = env.step("deliver the dish")
     assert (terminated, truncated, info["success"]) == (True, False, True)
@@ -370,7 +370,7 @@ def test_optimal_return_is_that_of_value_iteration_and_its_plan_earns_it(dish: t
     env.reset()
     earned, elapsed, terminated, said_at = 0.0, 0, False, {}
     while not terminated:
-        choice = int(action_values[env._kitchen_state].argmax())
+        choice = int(action_values[env.kitchen_state].argmax())
         text = env.narrate()
         assert said_at.setdefault(text, choice) == choice, f"the plan needs two actions at {text!r}"
         _, reward, terminated, truncated, info = env.step(env.action_names[choice])
@@ -391,7 +391,7 @@ def test_every_text_is_made_of_the_parts_and_fits_the_token_space(dish: tuple[st
     made_of_parts = re.compile("".join(f"(?:{'|'.join(map(re.escape, part))})" for part in environment.text_parts))
     texts = {}
     for state in reachable(environment):
-        environment._kitchen_state = state
+        environment.kitchen_state = state
         text = environment.narrate()
         offered = texts.setdefault(text, environment.available_action_ids())
         assert offered == environment.available_action_ids(), f"two situations with different actions read {text!r}"
@@ -465,12 +465,12 @@ def test_equal_text_means_equal_sight(dish: tuple[str, ...]) -> None:
 
         sight = [(place(name), fields.get(f"{name}_chops")) for name in (*kitchen.foods, "bowl")]
         sight += [board != (0, 0) for board in boards]
-        env._kitchen_state = state
+        env.kitchen_state = state
         assert said.setdefault(env.narrate(), sight) == sight, env.narrate()
 
 
 def test_unknown_dish_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"dish 'potato' is not known.*tomato-lettuce-onion"):
+    with pytest.raises(ValueError, match=r"dish 'potato' is not one of .*tomato-lettuce-onion"):
         OvercookedEnv(["potato"])
     assert OvercookedEnv("tomato-onion").kitchen == OvercookedEnv(["tomato", "onion"]).kitchen
     assert set(lang_envs.ENVIRONMENTS) >= {f"Overcooked-{'-'.join(dish)}-salad-v0" for dish in DISHES}

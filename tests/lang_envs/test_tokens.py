@@ -124,7 +124,9 @@ def test_too_short_spaces_are_refused_by_name_and_number() -> None:
         gym.make(TOMATO, **{argument: needed})
         roomier = gym.make(TOMATO, **{argument: needed + 5})
         assert needed + 5 in (roomier.observation_space.max_length, roomier.action_space.max_length)
-        with pytest.raises(ValueError, match=rf"{argument}={needed - 1} cannot hold .* {needed} tokens of 'embedded'"):
+        with pytest.raises(
+            ValueError, match=rf"{argument}={needed - 1} cannot hold .* at least {needed} for .*'embedded'"
+        ):
             gym.make(TOMATO, **{argument: needed - 1})
 
 
@@ -139,7 +141,7 @@ def test_lengths_below_one_are_refused(
 
 
 def test_only_language_environments_can_be_wrapped() -> None:
-    with pytest.raises(ValueError, match="TokenEnv wraps a LanguageEnv, not CartPoleEnv"):
+    with pytest.raises(ValueError, match="TokenEnv wraps a LanguageEnv, not a CartPoleEnv"):
         TokenEnv(gym.make("CartPole-v1"))
 
 
@@ -182,7 +184,7 @@ def test_bytes_that_are_no_text_are_an_unknown_phrase() -> None:
 
 
 def test_observation_cache_does_not_outgrow_its_bounds(diary: LanguageEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lang_envs.tokens._CACHE_ENTRIES", 5)
+    monkeypatch.setattr("lang_envs.tokens.CACHE_ENTRIES", 5)
     environment = gym.make(TOMATO, interface="text").unwrapped
     assert isinstance(environment, LanguageEnv)
     env = TokenEnv(environment)

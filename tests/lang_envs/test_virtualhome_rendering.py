@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lang_envs.virtualhome import TASKS, Task, Thing
+from lang_envs.virtualhome import TASKS, HouseholdTask, Thing
 from lang_envs.virtualhome.household import ROOMS, State
 from lang_envs.virtualhome.narration import action_phrases
 from lang_envs.virtualhome.rendering import CAPTION, CELL, COLUMNS, PLAN, ROWS, draw, write
@@ -14,7 +14,7 @@ from lang_envs.virtualhome.rendering import CAPTION, CELL, COLUMNS, PLAN, ROWS, 
 pytest.importorskip("PIL", reason="pictures need Pillow")
 
 TASK = TASKS["entertainment"]
-FULL = Task(
+FULL = HouseholdTask(
     "Fill the house.",
     [
         *(Thing(f"jar {n}", "shelf", ("grabbable",)) for n in range(3)),
@@ -28,14 +28,14 @@ FULL = Task(
 )
 
 
-def after(task: Task, *phrases: str) -> State:
+def after(task: HouseholdTask, *phrases: str) -> State:
     state, names = task.household.initial_state(), action_phrases(task.household)
     for phrase in phrases:
         state = task.household.perform(state, task.household.actions[names.index(phrase)])
     return state
 
 
-def situations(task: Task, limit: int = 60) -> list[State]:
+def situations(task: HouseholdTask, limit: int = 60) -> list[State]:
     found = [task.household.initial_state()]
     for state in found:
         for action in task.household.actions:
@@ -45,7 +45,7 @@ def situations(task: Task, limit: int = 60) -> list[State]:
 
 
 @pytest.mark.parametrize("task", [TASK, TASKS["towel"], FULL], ids=["entertainment", "towel", "full"])
-def test_every_situation_has_its_own_plan_and_its_own_picture(task: Task) -> None:
+def test_every_situation_has_its_own_plan_and_its_own_picture(task: HouseholdTask) -> None:
     states = situations(task)
     assert len({write(task, state) for state in states}) == len(states)
     assert len({draw(task, state).tobytes() for state in states}) == len(states)
@@ -90,7 +90,7 @@ def test_plan_says_where_things_are_what_is_near_and_what_is_held() -> None:
 
 
 def test_what_is_held_is_drawn_in_hand_and_its_switch_is_said() -> None:
-    task = Task("Light it.", [Thing("lamp", "kitchen", ("grabbable", "switch"))], goal=["is_lamp_on"])
+    task = HouseholdTask("Light it.", [Thing("lamp", "kitchen", ("grabbable", "switch"))], goal=["is_lamp_on"])
     near, held, lit = (
         after(task, *phrases)
         for phrases in (

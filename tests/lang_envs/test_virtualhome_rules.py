@@ -8,7 +8,7 @@ import pytest
 
 import lang_envs  # noqa: F401  (registers the ids)
 from lang_envs import TokenEnv
-from lang_envs.virtualhome import TASKS, Task, Thing
+from lang_envs.virtualhome import TASKS, HouseholdTask, Thing
 from lang_envs.virtualhome.env import VirtualHomeEnv
 from lang_envs.virtualhome.household import HELD, ROOMS, Household, State
 from lang_envs.virtualhome.narration import action_phrases, narrate
@@ -27,7 +27,7 @@ HOME = Household(
 PHRASES = action_phrases(HOME)
 INDEX = {thing.name: i for i, thing in enumerate(HOME.things)}
 
-EVERYTHING = Task(
+EVERYTHING = HouseholdTask(
     "Put everything in order.",
     HOME.things,
     goal=["cup_on_table", "lamp_in_cupboard", "is_lamp_on", "not is_cupboard_open", "hold_spoons", "is_sit_bed"],
@@ -226,7 +226,7 @@ def test_goal_counts_what_is_out_of_sight() -> None:
 # ------------------------------------------------------------------------------------------ every task, every state
 
 
-def reachable(task: Task) -> Iterator[State]:
+def reachable(task: HouseholdTask) -> Iterator[State]:
     household = task.household
     found = [household.initial_state()]
     known = set(found)
@@ -242,17 +242,19 @@ def reachable(task: Task) -> Iterator[State]:
 
 
 @pytest.mark.parametrize("task", [*TASKS.values(), EVERYTHING], ids=[*TASKS, "everything"])
-def test_situations_worded_alike_are_seen_alike_and_offer_the_same(task: Task) -> None:
+def test_situations_worded_alike_are_seen_alike_and_offer_the_same(task: HouseholdTask) -> None:
     worded = defaultdict(set)
     for state in reachable(task):
         seen = task.household.observe(state)
-        worded[narrate(task.household, task.instruction, seen)].add((tuple(seen.values()), task.offered(state)))
+        worded[narrate(task.household, task.instruction, seen)].add(
+            (tuple(seen.values()), task.available_actions(state))
+        )
     assert len(worded) > 15
     assert {text: views for text, views in worded.items() if len(views) > 1} == {}
 
 
 @pytest.mark.parametrize("task", [*TASKS.values(), EVERYTHING], ids=[*TASKS, "everything"])
-def test_every_text_is_made_of_the_parts_and_something_is_always_offered(task: Task) -> None:
+def test_every_text_is_made_of_the_parts_and_something_is_always_offered(task: HouseholdTask) -> None:
     env = VirtualHomeEnv(task)
     for state in reachable(task):
         text = narrate(task.household, task.instruction, task.household.observe(state))
@@ -261,7 +263,7 @@ def test_every_text_is_made_of_the_parts_and_something_is_always_offered(task: T
             rest = rest.removeprefix(max((choice for choice in part if rest.startswith(choice)), key=len))
         assert rest == ""
         assert text in env.observation_space
-        assert task.offered(state) or task.is_done(state)
+        assert task.available_actions(state) or task.is_done(state)
 
 
 def test_longest_choice_of_every_part_fits_the_token_space() -> None:
@@ -314,7 +316,7 @@ def test_success_in_the_last_step_is_an_end_of_the_environment_not_of_time() -> 
             "put the cheese in the microwave", "close the microwave")  # fmt: skip
     assert [env.step(phrase)[1:4] for phrase in plan] == [(0.0, False, False)] * 5 + [(1.0, True, False)]
     for wrong in (0, 2.5, "5", True):
-        with pytest.raises(ValueError, match=r"max_steps: .* is not a whole number of at least 1"):
+        with pytest.raises(ValueError, match=r"max_steps=.* expected a whole number of at least 1"):
             VirtualHomeEnv("cheese", max_steps=wrong)
 
 
@@ -336,16 +338,16 @@ def test_copies_share_what_is_remembered_and_nothing_else() -> None:
     env.reset(seed=0)
     env.step("walk to the cheese")
     for twin in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
-        assert twin._course is env._course
+        assert twin.cached is env.cached
         assert twin.step("grab the cheese")[0] != env.narrate()
 
 
 def test_what_is_remembered_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     import lang_envs.virtualhome.env as module
 
-    fresh, small = module.Course(EVERYTHING), module.Course(EVERYTHING)
+    fresh, small = module.CachedTask(EVERYTHING), module.CachedTask(EVERYTHING)
     states = list(reachable(EVERYTHING))[:300]
     expected = [(fresh.view(state), fresh.perform(state, 0)) for state in states]
-    monkeypatch.setattr(module, "_REMEMBERED", 50)
+    monkeypatch.setattr(module, "TRANSITIONS_CACHED", 50)
     assert [(small.view(state), small.perform(state, 0)) for state in states] == expected
-    assert max(len(small._views), len(small._outcomes)) <= 50
+    assert max(len(small.views), len(small.transitions)) <= 50
