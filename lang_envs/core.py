@@ -56,9 +56,9 @@ class LanguageEnv(gym.Env[str, str]):
             def narrate(self):
                 return "The door is open." if self.is_open else "The door is closed."
 
-    Register it with ``gym.register("Door-v0", entry_point=lambda: TokenEnv(Door()))``, and ``gym.make("Door-v0")``
-    returns token ids; without the wrapper, it returns text. ``python -m lang_envs play my_module:Door-v0`` lets you play
-    it.
+    Register it with ``gym.register("Door-v0", entry_point=lambda: TokenEnv(Door()))``. Observations of
+    ``gym.make("Door-v0")`` are then token ids; without ``TokenEnv`` they are text. To play it, run
+    ``python -m lang_envs play my_module:Door-v0``.
 
     Most environments have a fixed list of *phrases* (``action_names``); at each step some of them are *available*. An
     environment without ``action_names`` accepts any text as an action.
@@ -113,7 +113,7 @@ class LanguageEnv(gym.Env[str, str]):
         If ``render_mode`` is not one of ``metadata["render_modes"]``.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 2}
+    metadata: dict[str, Any] = {"render_modes": [], "render_fps": 2}  # noqa: RUF012
 
     action_names: tuple[str, ...] = ()
     discount: float = 1.0

@@ -174,8 +174,8 @@ def _value_iteration(edges: list[list[_Edge]]) -> tuple[np.ndarray, np.ndarray]:
         if change < _TOLERANCE:
             return values[:-1], returns
     raise PlanningError(
-        f"the returns of this environment have not converged after {_MAX_SWEEPS:,} sweeps of value iteration: with this "
-        "discount, rewards of an endless episode may have no bound"
+        f"the returns of this environment have not converged after {_MAX_SWEEPS:,} sweeps of value iteration: with "
+        "this discount, rewards of an endless episode may have no bound"
     )
 
 

@@ -37,8 +37,8 @@ def training_text() -> Iterator[str]:
     for entry in DATASETS.values():
         yield prompt("completion", entry.title, (1000, 10), 2, None)
     manuals = json.loads(MANUALS_FILE.read_text(encoding="utf-8"))
-    for name, entry in ENVIRONMENTS.items():
-        if not entry.finite:
+    for name, registered in ENVIRONMENTS.items():
+        if not registered.finite:
             continue
         env = gym.make(name, interface="text").unwrapped
         assert isinstance(env, LanguageEnv)

@@ -31,9 +31,9 @@ class OvercookedEnv(LanguageEnv):
 
     Description
     -----------
-    The kitchen is a grid of 7×7 cells: a border of counters around a floor of 5×5 cells. Foods, one bowl, cutting boards
-    and a delivery counter are on the border. Each food of the dish must be chopped on a board and put into the bowl;
-    then the bowl must be delivered.
+    The kitchen is a grid of 7×7 cells: a border of counters around a floor of 5×5 cells. Foods, one bowl, cutting
+    boards and a delivery counter are on the border. Each food of the dish must be chopped on a board and put into the
+    bowl; then the bowl must be delivered.
 
     ============================================  =====  ======  =======  ======  ===========  =============
     environment                                   foods  boards  phrases  states  best return  shortest plan
@@ -51,8 +51,8 @@ class OvercookedEnv(LanguageEnv):
 
     Action Space
     ------------
-    Phrases. Each one starts a *macro-action*, which runs primitive steps (one cell, one chop, one pick-up …) until it is
-    over. All phrases are available in every state. A phrase that has no effect takes one primitive step.
+    Phrases. Each one starts a *macro-action*, which runs primitive steps (one cell, one chop, one pick-up …) until it
+    is over. All phrases are available in every state. A phrase that has no effect takes one primitive step.
 
     =======================================  ===================================================================
     phrase                                   effect
@@ -144,7 +144,7 @@ class OvercookedEnv(LanguageEnv):
     - v0: first version.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012
     discount = DISCOUNT
     state_fields: ClassVar[tuple[str, ...]] = ("kitchen_state", "primitive_steps", "delivered")
     clock_fields: ClassVar[tuple[str, ...]] = ("primitive_steps",)

@@ -97,11 +97,11 @@ class VirtualHomeEnv(LanguageEnv):
 
     Description
     -----------
-    The rooms are a kitchen, a bathroom, a bedroom and a living room. Things are in a room, in a container, on a surface,
-    or in one of the person's two hands. A :class:`lang_envs.virtualhome.HouseholdTask` defines the things, the goal and
-    the available actions. The first two tasks are those of the source; the others are meant for evaluation on tasks
-    that the agent was not trained on. The id of a task is ``VirtualHome-TASK-v0``; ``VirtualHome-v0`` takes a task of
-    your own.
+    The rooms are a kitchen, a bathroom, a bedroom and a living room. Things are in a room, in a container, on a
+    surface, or in one of the person's two hands. A :class:`lang_envs.virtualhome.HouseholdTask` defines the things, the
+    goal and the available actions. The first two tasks are those of the source; the others are meant for evaluation on
+    tasks that the agent was not trained on. The id of a task is ``VirtualHome-TASK-v0``; ``VirtualHome-v0`` takes a
+    task of your own.
 
     ================  =======  ======  ===========  =============  ===================================================
     task              phrases  states  best return  shortest plan  instruction
@@ -160,8 +160,8 @@ class VirtualHomeEnv(LanguageEnv):
         microwave is here.
 
     ``symbolic_observation()`` is an int64 vector of zeros and ones: 11 entries, 21 for entertainment. The names in
-    ``symbolic_fields`` are explained in :class:`lang_envs.virtualhome.HouseholdTask`. Entries of things that are not seen
-    are 0.
+    ``symbolic_fields`` are explained in :class:`lang_envs.virtualhome.HouseholdTask`. Entries of things that are not
+    seen are 0.
 
     Starting State
     --------------
@@ -192,8 +192,8 @@ class VirtualHomeEnv(LanguageEnv):
     Arguments
     ---------
     task : HouseholdTask, mapping, str or Path
-        A task, a mapping of its fields, the name of a task in the table above (``"cheese"``), or the path of a YAML file.
-        Each registered id except ``VirtualHome-v0`` sets it.
+        A task, a mapping of its fields, the name of a task in the table above (``"cheese"``), or the path of a YAML
+        file. Each registered id except ``VirtualHome-v0`` sets it.
     max_steps : int
         Greatest number of steps of an episode; default 50.
     render_mode : str, optional
@@ -218,7 +218,7 @@ class VirtualHomeEnv(LanguageEnv):
     - v0: first version.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012
     discount = DISCOUNT
     state_fields: ClassVar[tuple[str, ...]] = ("household_state", "steps", "done")
     clock_fields: ClassVar[tuple[str, ...]] = ("steps",)
@@ -278,7 +278,7 @@ class VirtualHomeEnv(LanguageEnv):
         return np.array(self.cached.view(self.household_state).symbolic, dtype=np.int64)
 
     def render(self) -> Any:
-        """Return the floor plan as text (``ansi``) or as a uint8 picture of shape (height, width, 3) (``rgb_array``)."""
+        """Return the floor plan as text (``ansi``) or a uint8 picture of shape (height, width, 3) (``rgb_array``)."""
         from lang_envs.virtualhome.rendering import draw, write
 
         if self.render_mode == "ansi":

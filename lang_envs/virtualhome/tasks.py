@@ -70,9 +70,9 @@ def put_away(
 def _entertainment() -> HouseholdTask:
     """Return the source's second task, with the peculiarities of its menu.
 
-    Walking to one snack is available while the other one is seen. A person who sits cannot stand up. At the coffee table
-    with empty hands, only walking to other rooms is available. While the TV is off, both turning it on and turning it off
-    are available.
+    Walking to one snack is available while the other one is seen. A person who sits cannot stand up. At the coffee
+    table with empty hands, only walking to other rooms is available. While the TV is off, both turning it on and
+    turning it off are available.
     """
     not_stuck_at_table = "not close_to_coffeetable or hold_chips or hold_milk"
     at_empty_table = ("close_to_coffeetable", "not chips_on_coffeetable", "not milk_on_coffeetable")

@@ -1,10 +1,13 @@
-"""What every environment owes to Gymnasium and to those who play it."""
+"""Every environment keeps Gymnasium's contract and that of the base class."""
 
 import copy
+import inspect
 import os
 import pickle
+import re
 import subprocess
 import sys
+import textwrap
 import warnings
 from itertools import pairwise
 from typing import Any
@@ -16,7 +19,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from lang_envs import ENVIRONMENTS, LanguageEnv
+from lang_envs import ENVIRONMENTS, LanguageEnv, TokenEnv
 
 IDS = sorted(name for name, environment in ENVIRONMENTS.items() if environment.finite)
 TOMATO = "Overcooked-tomato-salad-v0"
@@ -336,6 +339,43 @@ def test_environment_without_phrases_says_nothing_of_available_actions(diary: La
     assert set(info) == {"text", "action_valid"}
     assert info["action_valid"] is True
     assert " anything\n at all " in info["text"], "the text arrives as it was sent"
+
+
+# --------------------------------------------------------------------------------------------------------- tutorial
+
+
+def test_example_in_the_docstring_of_the_base_class_is_a_complete_environment() -> None:
+    documentation = inspect.getdoc(LanguageEnv) or ""
+    block = re.search(r"A complete environment::\n\n((?:    .*\n|\n)+)", documentation)
+    assert block is not None
+    namespace: dict[str, Any] = {}
+    exec(textwrap.dedent(block[1]), namespace)
+    make = namespace["Door"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(make(), skip_render_check=True)
+    assert TokenEnv(make()).observation_space.contains(TokenEnv(make()).reset(seed=0)[0])
+    closed = next(seed for seed in range(100) if make().reset(seed=seed)[0] == "The door is closed.")
+    env = make()
+    env.reset(seed=closed)
+    assert env.step("walk through the door")[:3] == ("The door is closed.", 0.0, False)
+    assert env.step("open the door")[:3] == ("The door is open.", 0.0, False)
+    assert env.step("walk through the door")[1:3] == (1.0, True)
+    env.reset(seed=closed)
+    state = env.state
+    env.step("open the door")
+    env.state = state
+    assert env.narrate() == "The door is closed."
+
+
+def test_docstring_of_the_base_class_lists_every_hook() -> None:
+    documentation = inspect.getdoc(LanguageEnv) or ""
+    hooks = {
+        name
+        for name, value in vars(LanguageEnv).items()
+        if inspect.isfunction(value) and not name.startswith("_") and name not in ("reset", "step")
+    }
+    assert set(re.findall(r"^:meth:`(\w+)` ", documentation, re.MULTILINE)) == hooks
 
 
 # ------------------------------------------------------------------------------------------------------- wrong inputs

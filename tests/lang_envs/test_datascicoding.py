@@ -401,7 +401,7 @@ def test_nothing_that_enters_the_sandbox_tells_the_labels_of_the_test_half(
     dataset: Any, runs: list[dict[str, np.ndarray]]
 ) -> None:
     env = fresh(dataset=dataset)
-    env.scorer._known.clear()
+    env.scorer.scores.clear()
     env.step(f"{BAYES}\n    # unheard of")
     y, x = env.dataset.y, env.dataset.x
     assert len(runs) == 5
@@ -629,15 +629,15 @@ def test_machinery_that_fails_is_no_reward_and_the_episode_goes_on(monkeypatch: 
 def forgotten(scorer: Scorer) -> None:
     """Wait until the scorer has let go of what is not certain, which it may do after it has answered."""
     deadline = time.monotonic() + 5
-    while any(f.done() and (f.exception() or f.result().status == "timeout") for f in [*scorer._known.values()]):
+    while any(f.done() and (f.exception() or f.result().status == "timeout") for f in [*scorer.scores.values()]):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
 def test_program_sent_again_at_once_after_the_machinery_failed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     env = fresh()
-    forget = Scorer._forget  # a thread may be held up anywhere
-    monkeypatch.setattr(Scorer, "_forget", lambda *a: (time.sleep(0.3), forget(*a)))
+    forget = Scorer.forget  # a thread may be held up anywhere
+    monkeypatch.setattr(Scorer, "forget", lambda *a: (time.sleep(0.3), forget(*a)))
     program = f"{BAYES}\n    # again at once"
     with monkeypatch.context() as broken:
         broken.setattr(Sandbox, "run", lambda *_, **__: (_ for _ in ()).throw(SandboxError("once")))

@@ -204,22 +204,22 @@ def test_scikit_learns_sets_are_pruned_as_all_others() -> None:
     rows = {(*x, y) for x, y in zip(found.x.tolist(), found.y.tolist(), strict=True)}
     assert rows == {(*x, y) for x, y in zip(shipped.data.tolist(), shipped.target.tolist(), strict=True)}
     assert place_of("sklearn:wine") == "scikit-learn"
-    with pytest.raises(ValueError, match=r"one of scikit-learn's sets with classes: .*iris"):
+    with pytest.raises(ValueError, match=r"is not one of scikit-learn's: expected .*iris"):
         load_dataset("sklearn:linnerud")
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("airlnes", "did you mean 'airlines'"),
-        ("../../etc/passwd", "The sets are airlines"),
-        ("http://x", "of your own: openml:ID"),
-        ("openml:iris", "not of a form known here"),
-        ("kaggle:nobody", "not of a form known here"),
-        ("kaggle:../..", "not of a form known here"),
-        ("csv:a.csv?traget=x", "the option 'traget'; csv: takes target, drop"),
-        ("openml:61?target=a&b", "not of the form name=value"),
-        ("csv:nowhere.csv?target=x", "there is no file nowhere.csv"),
+        ("airlnes", "The nearest names are airlines"),
+        ("../../etc/passwd", "`python -m lang_envs datasets` lists all"),
+        ("http://x", "For other data sets, use openml:ID"),
+        ("openml:iris", "has an unknown form: expected one of openml:ID"),
+        ("kaggle:nobody", "has an unknown form: expected one of openml:ID"),
+        ("kaggle:../..", "has an unknown form: expected one of openml:ID"),
+        ("csv:a.csv?traget=x", "the unknown option 'traget'; csv: has target, drop"),
+        ("openml:61?target=a&b", "must have the form name=value"),
+        ("csv:nowhere.csv?target=x", "the file nowhere.csv of the data set csv:nowhere.csv does not exist"),
     ],
 )
 def test_name_of_no_set_is_refused_with_the_way_out(name: str, says: str) -> None:
@@ -245,14 +245,14 @@ def test_data_folder_comes_first_and_may_hold_folders(home: Path, monkeypatch: p
     write(home, "credit-g.csv", "a,class\n1,good\n2,bad\n3,bad\n")
     assert load_dataset("credit-g").x.shape == (3, 1)
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", str(home / "gone"))
-    with pytest.raises(FileNotFoundError, match=r"LANG_ENVS_DATA_DIR is .*gone, but there is no such folder"):
+    with pytest.raises(FileNotFoundError, match=r"LANG_ENVS_DATA_DIR is .*gone, but this folder does not exist"):
         load_dataset("credit-g")
 
 
 def test_table_set_of_another_size_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", str(home))
     write(home, "kidney-stone.csv", "id,gravity,target\n1,2,0\n2,3,1\n")
-    with pytest.raises(ValueError, match=r"kidney-stone\.csv: 2 rows are left .* known to have 414; its source has"):
+    with pytest.raises(ValueError, match=r"kidney-stone\.csv: .* 2 rows after pruning, expected 414: the source has"):
         load_dataset("kidney-stone")
 
 
@@ -263,19 +263,22 @@ ARFF_HEAD = "@relation r\n@attribute a numeric\n@attribute b {x,y}\n@data\n"
 
 BAD_ARFF = [
     ("", ".arff: the file is empty"),
-    ("@relation r\n@attribute a numeric\n", "no @data up to its end, line 2; it is cut off"),
+    ("@relation r\n@attribute a numeric\n", "no @data until its end, line 2: the file is incomplete"),
     ("@relation r\n@attribute a {x,y", "line 2: the values of 'a' have no closing brace"),
-    ("@relation r\n@attr", "line 2: '@attr' stands where @attribute or @data should"),
-    ("@relation r\n@attribute a relational\n@data\n", "line 2: the attribute 'a' has the type 'relational'"),
-    (ARFF_HEAD, "there is no row in it"),
-    (ARFF_HEAD + "1,x\n2\n", "line 6: 1 values for 2 attributes; the row is cut off"),
-    (ARFF_HEAD + "1,x\n2,\n", "line 6: '' is not among the declared values of 'b'"),
-    (ARFF_HEAD + "1,x\n2,z\n", "line 6: 'z' is not among the declared values of 'b'"),
+    ("@relation r\n@attr", "line 2: '@attr', expected @attribute or @data"),
+    (
+        "@relation r\n@attribute a relational\n@data\n",
+        "line 2: the attribute 'a' has the unsupported type 'relational'",
+    ),
+    (ARFF_HEAD, "it has no rows"),
+    (ARFF_HEAD + "1,x\n2\n", "line 6: 1 values, expected 2: the row is incomplete"),
+    (ARFF_HEAD + "1,x\n2,\n", "line 6: '' is not one of the declared values of 'b'"),
+    (ARFF_HEAD + "1,x\n2,z\n", "line 6: 'z' is not one of the declared values of 'b'"),
     (ARFF_HEAD + "1,x\ntwo,y\n", "line 6: 'two' in the column 'a' is not a number"),
     (ARFF_HEAD + "1,x\ninf,y\n", "line 6: 'inf' in the column 'a' is not finite"),
-    (ARFF_HEAD + "1,x\n2,'y\n", "line 6: 1 values for 2 attributes"),
+    (ARFF_HEAD + "1,x\n2,'y\n", "line 6: 1 values, expected 2"),
     (ARFF_HEAD + "{0 1, 1 x}\n", "line 5: a sparse row"),
-    (ARFF_HEAD + "1,x\n2,x\n", "the target column 'b' holds one class only, 'x'"),
+    (ARFF_HEAD + "1,x\n2,x\n", "the target column 'b' has only one class, 'x'"),
     (ARFF_HEAD.replace("b {", "c {") + "1,x\n", "no column 'b'; the columns are 'a', 'c'"),
 ]
 
@@ -314,22 +317,25 @@ def test_homes_that_nobody_has_are_named(home: Path, name: str, monkeypatch: pyt
 
 BAD_CSV = [
     (b"", ".csv: the file is empty"),
-    ("id;size;label\n1;2;yes\n", "line 1: one column only, 'id;size;label'; values have to be separated by commas"),
-    ("id,size,label\n", "there is no row in it"),
-    ("id,size,label\n1,2,yes\n2,3\n", "line 3: 2 values, but the header names 3 columns"),
+    ("id;size;label\n1;2;yes\n", "line 1: only one column, 'id;size;label': values must be separated by commas"),
+    ("id,size,label\n", "it has no rows"),
+    ("id,size,label\n1,2,yes\n2,3\n", "line 3: 2 values, expected 3 as in the header"),
     ('id,size,label\n1,"2\n3",yes\n2,3,no,4\n', "line 4: 4 values"),
     ('id,size,label\n1,"2,yes\n', "line 2: unexpected end of data"),
-    (b"id,size,label\n1,2,yes\n2,\xe9,no\n", "line 3: byte 0xe9 at its position 3 is not UTF-8"),
-    ("id,size,label\n1,,yes\n2,NA,no\n3,4,\n", "every one of its 3 rows lacks a value, 2 of them 'size'"),
+    (b"id,size,label\n1,2,yes\n2,\xe9,no\n", "line 3: byte 0xe9 at its position 3 is not valid UTF-8"),
+    (
+        "id,size,label\n1,,yes\n2,NA,no\n3,4,\n",
+        "each of its 3 rows has a missing value, 2 of them in the column 'size'",
+    ),
     ("id,size,label\n1,2,yes\n2,inf,no\n", "line 3: 'inf' in the column 'size' is not finite"),
-    ("id,size,label\n1,2,yes\n", "the target column 'label' holds one class only, 'yes'"),
-    ("id,size,label\n1,2,0\n2,3,0.5\n", "'0.5' in the target column 'label' is no class but a quantity"),
+    ("id,size,label\n1,2,yes\n", "the target column 'label' has only one class, 'yes'"),
+    ("id,size,label\n1,2,0\n2,3,0.5\n", "'0.5' in the target column 'label' is a fraction, not a class"),
     ("id,size,label\n" + "".join(f"{k},{k},{k}\n" for k in range(60)), "60 different values in 60 rows"),
     ("id,size,Label\n1,2,yes\n", "no column 'label'; the columns are 'id', 'size', 'Label'"),
     ("size,label\n1,yes\n", "no column 'id'"),
     ("id,label,label\n1,2,yes\n", "more than one column 'label'"),
-    ("id,label\n1,yes\n", "no column is left beside the target 'label'"),
-    (b"x" * (1 << 24), "line 1: longer than 16 MiB"),
+    ("id,label\n1,yes\n", "there is no feature column besides the target 'label'"),
+    (b"x" * (1 << 24), "line 1: the line is longer than 16 MiB"),
 ]
 
 
@@ -341,7 +347,7 @@ def test_bad_csv_names_the_file_and_the_line(home: Path, text: str | bytes, says
 
 
 def test_set_of_ones_own_without_a_target_lists_the_columns(home: Path) -> None:
-    with pytest.raises(ValueError, match=r"which column is the target\? Add target=COLUMN .*'id', 'size', 'colour'"):
+    with pytest.raises(ValueError, match=r"add target=COLUMN to .*'id', 'size', 'colour'"):
         load_dataset(f"csv:{write(home, 'own.csv', CSV)}")
 
 
@@ -554,7 +560,7 @@ def test_data_folder_goes_before_the_cache_and_the_cache_before_the_rule(
 
 
 def test_openml_failures_are_told(openml_server: Loopback, home: Path) -> None:
-    with pytest.raises(ConnectionError, match=r"OpenML did not give openml:61 \(openml:61\)"):
+    with pytest.raises(ConnectionError, match=r"OpenML did not deliver openml:61 \(openml:61\)"):
         fetch("openml:61")
     offer_openml(openml_server, 61, ARFF, md5_checksum="0" * 32)
     with pytest.raises(ConnectionError, match=r"[Cc]hecksum"):
@@ -564,7 +570,7 @@ def test_openml_failures_are_told(openml_server: Loopback, home: Path) -> None:
         fetch("breast-w")
     assert place_of("breast-w") is None, "what is no good stays out of the cache"
     openml_server.close()
-    with pytest.raises(ConnectionError, match="OpenML did not give cmc"):
+    with pytest.raises(ConnectionError, match="OpenML did not deliver cmc"):
         fetch("cmc")
 
 
@@ -577,11 +583,11 @@ def test_damaged_file_in_the_cache_is_refused_and_fetched_anew(openml_server: Lo
         lambda: next(path.parent.glob("*.json")).write_text("{"),
     ):
         damage()
-        with pytest.raises(ValueError, match=r"is missing or is not what was fetched; .* fetch openml:61"):
+        with pytest.raises(ValueError, match=r"is missing or damaged\. Download it again: .* fetch openml:61"):
             load_dataset("openml:61")
         told: list[str] = []
         fetch("openml:61", progress=told.append)
-        assert told[0] == "openml:61 is damaged in the cache and is fetched anew"
+        assert told[0] == "openml:61 is damaged in the cache and is downloaded again"
         assert load_dataset("openml:61").x.shape == (3, 3)
 
 
@@ -640,7 +646,9 @@ def test_kaggle_data_set_may_be_had_without_credentials(kaggle_server: Loopback)
     assert fetch(name).read_text() == CSV, "the only file with the target"
     assert "Authorization" not in kaggle_server.asked(f"/v1/{ONE_DATASET}")[0]
     assert load_dataset(name).title == "own"
-    with pytest.raises(ValueError, match=r"It has 'own.csv', 'other.csv'; name one: kaggle:owner/own\?file=NAME"):
+    with pytest.raises(
+        ValueError, match=r"has the tables 'own.csv', 'other.csv': choose one with kaggle:owner/own\?file=NAME"
+    ):
         fetch("kaggle:owner/own?target=nothing", force=True)
     assert place_of(name) == "cache", "what failed leaves what is there"
 
@@ -692,11 +700,11 @@ def test_missing_credentials_are_explained(kaggle_server: Loopback, monkeypatch:
 
 
 def test_kaggle_failures_are_told(kaggle_server: Loopback, home: Path) -> None:
-    with pytest.raises(ConnectionError, match="Kaggle did not give pharyngitis"):
+    with pytest.raises(ConnectionError, match="Kaggle did not deliver pharyngitis"):
         fetch("pharyngitis")
     broken = zipped(own_csv=CSV * 50)
     offer_kaggle(kaggle_server, ONE_DATASET, "archive.zip", broken[:40] + b"#" * 20 + broken[60:])
-    with pytest.raises(ValueError, match="can't be unpacked: Bad CRC-32"):
+    with pytest.raises(ValueError, match="cannot be unpacked: Bad CRC-32"):
         fetch("kaggle:owner/own?target=label")
     assert not list((home / "cache").rglob("*.zip")), "so the next begins anew"
 
@@ -707,8 +715,8 @@ def test_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(ImportError, match=rf"{name} needs the client of .*pip install 'lang-envs\[data\]'"):
             fetch(name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    datasets._load.cache_clear()
-    with pytest.raises(ImportError, match=r"sklearn:wine needs scikit-learn: pip install 'lang-envs\[data\]'"):
+    datasets.load_entry.cache_clear()
+    with pytest.raises(ImportError, match=r"sklearn:wine needs scikit-learn\. Run: pip install 'lang-envs\[data\]'"):
         load_dataset("sklearn:wine")
 
 
@@ -744,7 +752,7 @@ def test_datasets_command_shows_where_each_set_is(capsys: pytest.CaptureFixture[
     assert main(["datasets"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert len(rows) == len(DATASETS) + 1
-    assert re.fullmatch(r"airlines +2000 +7 +2 +openml:1169 +not here: .* fetch airlines", rows["airlines"])
+    assert re.fullmatch(r"airlines +2000 +7 +2 +openml:1169 +none; run: .* fetch airlines", rows["airlines"])
     assert re.fullmatch(r"tic-tac-toe +95 +9 +2 +openml:50 +generated", rows["tic-tac-toe"])
 
 
@@ -756,9 +764,9 @@ def test_fetch_command_fetches_and_goes_on_after_a_failure(
     shown = capsys.readouterr()
     assert "nonsense: there is no data set 'nonsense'" in shown.err
     assert "downloading openml:61" in shown.err
-    assert "balance-scale: needs no fetching (generated)" in shown.out
+    assert "balance-scale: no download needed (generated)" in shown.out
     assert re.search(r"openml:61: /.*\.arff", shown.out)
-    next(fetching._folder().glob("*.arff")).write_text("")
+    next(fetching.datasets_folder().glob("*.arff")).write_text("")
     assert main(["fetch", "openml:61"]) == 0, "what is damaged is fetched anew"
     assert datasets.load_dataset("openml:61").x.shape == (3, 3)
 

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.security.parsing import LINES, YAML_TEXTS, seconds_to_read
 from lang_envs.datascicoding import fetching
-from lang_envs.datascicoding.catalog import Entry, find
+from lang_envs.datascicoding.catalog import DatasetEntry, find
 from lang_envs.datascicoding.scoring import Score, kept_score
 from lang_envs.datascicoding.tables import read_table
 from lang_envs.virtualhome.tasks import load_task
@@ -154,7 +154,7 @@ def put(cache: Path, **changes: Any) -> Path:
     """A whole set in the cache, some of its record changed."""
     data = cache / f"{SPEC}.0123456789abcdef.csv"
     data.write_text("x,label\n1,a\n2,b\n")
-    record = {"file": data.name, "sha256": fetching._sha256(data), "source": SPEC, "target": "label", "drop": []}
+    record = {"file": data.name, "sha256": fetching.sha256(data), "source": SPEC, "target": "label", "drop": []}
     (cache / f"{SPEC}.json").write_text(json.dumps(record | changes))
     return data
 
@@ -188,7 +188,7 @@ def test_a_record_leads_nowhere_else(changes: dict[str, Any], cache: Path, tmp_p
     (tmp_path / "secret.csv").write_text("x,label\n1,a\n2,b\n")
     (cache / "other.csv").write_text("x,label\n1,a\n2,b\n")
     put(cache, **changes)
-    with pytest.raises(ValueError, match="is missing or is not what was fetched"):
+    with pytest.raises(ValueError, match="is missing or damaged"):
         fetching.cached(find(SPEC))
 
 
@@ -198,7 +198,7 @@ def test_links_and_fifos_in_the_cache_are_refused(name: str, cache: Path, tmp_pa
     (cache / name).rename(tmp_path / "elsewhere")
     for make in (lambda path: path.symlink_to(tmp_path / "elsewhere"), os.mkfifo, Path.mkdir):
         make(cache / name)
-        with pytest.raises(ValueError, match="is missing or is not what was fetched"):
+        with pytest.raises(ValueError, match="is missing or damaged"):
             fetching.cached(find(SPEC))
         (cache / name).rmdir() if (cache / name).is_dir() else (cache / name).unlink()
 
@@ -206,7 +206,7 @@ def test_links_and_fifos_in_the_cache_are_refused(name: str, cache: Path, tmp_pa
 def test_a_lock_that_is_a_link_does_not_truncate_its_target(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("kept")
     (cache / f"{SPEC}.lock").symlink_to(tmp_path / "target")
-    with pytest.raises(ValueError, match="lock is a symbolic link"), fetching._locked(find(SPEC), print):
+    with pytest.raises(ValueError, match="lock is a symbolic link"), fetching.fetch_lock(find(SPEC), print):
         pass
     assert (tmp_path / "target").read_text() == "kept"
 
@@ -221,13 +221,13 @@ def test_links_where_a_download_is_written_are_refused(cache: Path, tmp_path: Pa
     (cache / ".partial" / "to-store.unfinished").symlink_to(tmp_path / "target")
     source = tmp_path / "a.csv"
     source.write_text("x,label\n1,a\n")
-    stored = fetching._store(find(SPEC), source, cache / ".partial")
+    stored = fetching.store(find(SPEC), source, cache / ".partial")
     assert stored.read_text() == source.read_text() and not (tmp_path / "target").exists()
 
 
 # Archives
 
-KAGGLE = Entry("kaggle:owner/own", "own", "kaggle:owner/own", "label")
+KAGGLE = DatasetEntry("kaggle:owner/own", "own", "kaggle:owner/own", "label")
 
 
 def archive(folder: Path, write: Callable[[zipfile.ZipFile], Any]) -> Path:
@@ -239,8 +239,8 @@ def archive(folder: Path, write: Callable[[zipfile.ZipFile], Any]) -> Path:
 def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_refused(tmp_path: Path) -> None:
     path = archive(tmp_path, lambda content: content.writestr("a.csv", b"label,x\n" + bytes(70 << 20)))
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(ValueError, match=r"'a\.csv' is [\d,]+ bytes that declare to unpack to 73,400,328"):
-        fetching._unpacked(KAGGLE, path)
+    with pytest.raises(ValueError, match=r"'a\.csv' has [\d,]+ bytes and declares to unpack to 73,400,328"):
+        fetching.unpack(KAGGLE, path)
     assert not [file for file in (tmp_path / "unpacked").iterdir() if file.stat().st_size]
 
 
@@ -249,14 +249,14 @@ def test_an_archive_that_declares_less_than_it_holds_is_refused(tmp_path: Path) 
     size = (800_000).to_bytes(4, "little")
     assert path.read_bytes().count(size) == 2
     path.write_bytes(path.read_bytes().replace(size, (8_000).to_bytes(4, "little")))
-    with pytest.raises(ValueError, match=r"a\.zip can't be unpacked|more than the 8,000 bytes"):
-        fetching._unpacked(KAGGLE, path)
+    with pytest.raises(ValueError, match=r"a\.zip cannot be unpacked|more than the 8,000 bytes"):
+        fetching.unpack(KAGGLE, path)
 
 
 def test_an_archive_of_very_many_files_is_refused(tmp_path: Path) -> None:
     path = archive(tmp_path, lambda content: [content.writestr(f"{n}.csv", "") for n in range(10_001)])
     with pytest.raises(ValueError, match="more than 10,000 files"):
-        fetching._unpacked(KAGGLE, path)
+        fetching.unpack(KAGGLE, path)
 
 
 def test_names_in_an_archive_lead_nowhere_else(tmp_path: Path) -> None:
@@ -266,8 +266,8 @@ def test_names_in_an_archive_lead_nowhere_else(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("kept")
     path = archive(folder, lambda content: content.writestr("../../table.csv", "label,x\na,1\n"))
     with pytest.raises((ValueError, OSError)):
-        fetching._unpacked(KAGGLE, path)
+        fetching.unpack(KAGGLE, path)
     (folder / "unpacked").unlink()
-    found = fetching._unpacked(KAGGLE, path)
+    found = fetching.unpack(KAGGLE, path)
     assert found == folder / "unpacked" / "table.csv" and found.read_text() == "label,x\na,1\n"
     assert (tmp_path / "table.csv").read_text() == "kept"

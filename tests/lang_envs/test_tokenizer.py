@@ -14,6 +14,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lang_envs import TokenEnv, Tokenizer, load_tokenizer
+from lang_envs.assets import TOKENIZER_FILE
+from lang_envs.assets.train_tokenizer import train
 
 TRAINED_ON = [
     "Make a tomato salad. You stand at the cutting board. Your hands are empty. get the tomato",
@@ -84,6 +86,11 @@ def assert_spans_decode_to_phrases(tokenizer: Tokenizer) -> None:
 def test_embedded_tokenizer_keeps_every_character() -> None:
     assert_keeps_everything(load_tokenizer())
     assert_spans_decode_to_phrases(load_tokenizer())
+
+
+def test_training_the_embedded_tokenizer_again_gives_the_same_file(tmp_path: Path) -> None:
+    train().save(str(tmp_path / "tokenizer.json"))
+    assert (tmp_path / "tokenizer.json").read_text() == TOKENIZER_FILE.read_text()
 
 
 def test_embedded_tokenizer_has_distinct_special_tokens_that_no_text_contains() -> None:

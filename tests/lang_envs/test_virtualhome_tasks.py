@@ -141,7 +141,9 @@ def test_a_menu_that_leaves_nothing_to_do_is_refused_where_it_does() -> None:
     nothing |= {"walk to the lamp": ["is_lamp_on"]}
     env = VirtualHomeEnv(changed(menu=nothing))
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"menu: no phrase is available in this state, add one that is: Put the .* the bathroom"):
+    with pytest.raises(
+        ValueError, match=r"menu: no phrase is available in this state, add one that is: Put the .* the bathroom"
+    ):
         env.step("walk to the bathroom")
 
 
