@@ -18,7 +18,17 @@ ACTION_MAX_CHARACTERS = 256
 
 
 class Transition(NamedTuple):
-    """What one step changes, returned by :meth:`LanguageEnv.advance`."""
+    """What one step changes, returned by :meth:`LanguageEnv.advance`.
+
+    These entries of ``info`` have a meaning for training and for the planner; all are optional:
+
+    - ``success`` (bool): whether the task is done; default ``terminated``.
+    - ``primitive_steps`` (int): units of time that the step took; default 1.
+    - ``metrics`` (dict of str to float or str): training reports the mean of each number over the steps that have it,
+      and the first of each text.
+    - ``artifact`` (dict with ``score``, ``file`` and ``text``): training writes the text with the highest score of a
+      run to that file in the run's folder.
+    """
 
     reward: float
     terminated: bool
@@ -26,7 +36,7 @@ class Transition(NamedTuple):
     truncated: bool
     """Whether the episode ends because its time is over."""
     info: dict[str, Any]
-    """Further entries of the step's ``info``."""
+    """Further entries of the ``info`` that ``step`` returns."""
 
 
 class LanguageEnv(gym.Env[str, str]):
@@ -161,8 +171,7 @@ class LanguageEnv(gym.Env[str, str]):
         Returns
         -------
         Transition
-            Reward, terminated, truncated and further entries of ``info``: for example ``success`` (bool, whether the
-            task is done; default ``terminated``) or ``primitive_steps`` (int, units of time; default 1).
+            Reward, terminated, truncated and further entries of ``info``.
         """
         raise NotImplementedError
 

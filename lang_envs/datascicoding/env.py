@@ -16,6 +16,8 @@ from lang_envs.datascicoding.scoring import Score, Scorer, script_of, shared_sco
 from lang_envs.sandbox import Limits
 from lang_envs.tokenizer import Tokenizer
 
+BEST_PROGRAM_FILE = "best_program.py"
+"""File in the folder of a training run that holds the best program."""
 _MAX_TEXT = 8192
 """Characters of the longest observation and of the longest action."""
 FAILURE_REWARD = -1.0
@@ -93,21 +95,22 @@ class DataSciCodingEnv(LanguageEnv):
 
     Information
     -----------
-    ========================  ==================================================================================
-    entry                     meaning
-    ========================  ==================================================================================
-    ``text``                  the observation as text (str)
-    ``action_valid``          after a step: always True
-    ``works``, ``success``    whether the program works (bool, both the same)
-    ``error``                 the reason why it does not (str); empty if it works
-    ``status``                see :class:`lang_envs.sandbox.Result`
-    ``program``               the whole definition of ``build_model`` (str)
-    ``sandbox``               the tier of the sandbox, see :func:`lang_envs.sandbox.tier_of`
-    ``score``, ``score_std``  if it works: mean and standard deviation of the ROC AUC over the five splits
-                              (float)
-    ``script``                if it works: a Python file (str) that computes the score with scikit-learn,
-                              without the sandbox
-    ========================  ==================================================================================
+    =========================  =================================================================================
+    entry                      meaning
+    =========================  =================================================================================
+    ``text``                   the observation as text (str)
+    ``action_valid``           after a step: always True
+    ``works``, ``success``     whether the program works (bool, both the same)
+    ``error``                  the reason why it does not (str); empty if it works
+    ``status``                 see :class:`lang_envs.sandbox.Result`
+    ``program``                the whole definition of ``build_model`` (str)
+    ``sandbox``                the tier of the sandbox, see :func:`lang_envs.sandbox.tier_of`
+    ``score``, ``score_std``   if it works: mean and standard deviation of the ROC AUC over the five splits
+                               (float)
+    ``script``                 if it works: a Python file (str) that computes the score with scikit-learn,
+                               without the sandbox
+    ``metrics``, ``artifact``  for training, see :class:`lang_envs.Transition`; the artifact is the script
+    =========================  =================================================================================
 
     Arguments
     ---------
@@ -246,12 +249,18 @@ class DataSciCodingEnv(LanguageEnv):
             "program": function,
             "sandbox": scorer.tier,
         }
-        over = self._written >= self.max_programs
-        if score.mean is not None:
-            script = script_of(function, self.dataset, score, self._name)
-            info |= {"score": score.mean, "score_std": score.std, "script": script}
-            return Transition(score.mean, terminated=True, truncated=False, info=info)
-        return Transition(FAILURE_REWARD, terminated=False, truncated=over, info=info)
+        if score.mean is None:
+            info["metrics"] = {"reward": FAILURE_REWARD, "works": 0.0, "sandbox": scorer.tier}
+            return Transition(FAILURE_REWARD, terminated=False, truncated=self._written >= self.max_programs, info=info)
+        script = script_of(function, self.dataset, score, self._name)
+        info |= {
+            "score": score.mean,
+            "score_std": score.std,
+            "script": script,
+            "metrics": {"reward": score.mean, "works": 1.0, "score": score.mean, "sandbox": scorer.tier},
+            "artifact": {"score": score.mean, "file": BEST_PROGRAM_FILE, "text": script},
+        }
+        return Transition(score.mean, terminated=True, truncated=False, info=info)
 
     def narrate(self) -> str:
         return prompt(self.prompt_style, self.dataset.title, self._shape, self._classes, self._last)
