@@ -264,5 +264,5 @@ def _chat_template(tokenizer: Any) -> tuple[str, str] | None:
     text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
     before, found, after = text.partition(marker)
     if not found:
-        raise ValueError("the tokenizer's chat template does not repeat what the user says")
+        raise ValueError("the tokenizer's chat template does not contain the user's message")
     return before, after

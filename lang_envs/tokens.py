@@ -196,7 +196,7 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         self._phrases = {self._actions.encode(name).tobytes(): name for name in environment.action_names}
         self.observation_space = self._observations
         self.action_space = self._actions
-        self._encoded_observations: dict[str, tuple[np.ndarray, int]] = {}
+        self.encoded_observations: dict[str, tuple[np.ndarray, int]] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Begin an episode; see :meth:`LanguageEnv.reset`. The observation is an element of ``observation_space``."""
@@ -231,13 +231,13 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         return self._actions.decode(self._actions.check_ids(action)) if phrase is None else phrase
 
     def _observe(self, text: str, info: dict[str, Any]) -> np.ndarray:
-        known = self._encoded_observations.get(text)
+        known = self.encoded_observations.get(text)
         if known is None:
             known = self._encode_observation(text)
-            if len(self._encoded_observations) >= CACHE_ENTRIES:
-                self._encoded_observations.clear()
+            if len(self.encoded_observations) >= CACHE_ENTRIES:
+                self.encoded_observations.clear()
             if self._phrases:  # with free text as actions, observations hardly ever repeat
-                self._encoded_observations[text] = known
+                self.encoded_observations[text] = known
         array, trimmed = known
         if trimmed:
             info["trimmed_tokens"] = trimmed

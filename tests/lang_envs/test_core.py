@@ -30,18 +30,18 @@ both_autoresets = pytest.mark.parametrize("autoreset", [AutoresetMode.NEXT_STEP,
 
 
 def say(env: gym.Env, phrase: str) -> tuple:
-    """Take the action of that phrase, in whichever interface."""
+    """Perform the action of a phrase, with either interface."""
     space = env.action_space
     return env.step(space.encode(phrase) if hasattr(space, "encode") else phrase)
 
 
 def plain(*values: Any) -> tuple:
-    """The same with lists for arrays, so that tuples of it compare."""
+    """Return the values with lists instead of arrays, so that tuples of them can be compared."""
     return tuple(value.tolist() if isinstance(value, np.ndarray) else value for value in values)
 
 
 def random_walk(env: gym.Env, steps: int, seed: int) -> list[tuple]:
-    """What random available actions yield from where the environment is, resets included."""
+    """Return what random available actions give from the present state on, including resets."""
     chooser, seen = np.random.default_rng(seed), []
     for _ in range(steps):
         choice = chooser.choice(env.unwrapped.available_action_ids())
@@ -83,7 +83,7 @@ def test_vector_environments_keep_their_rows_apart_and_reset_themselves(name: st
 
 @pytest.mark.parametrize("name", [TOMATO, FULL])
 @both_autoresets
-def test_environments_in_processes_of_their_own_do_the_same(name: str, autoreset: AutoresetMode) -> None:
+def test_async_vector_environments_give_the_same_results(name: str, autoreset: AutoresetMode) -> None:
     follow_single_environments("async", name, autoreset)
 
 
@@ -154,7 +154,7 @@ def test_copies_in_the_middle_of_an_episode_continue_identically(name: str, inte
     assert random_walk(other, 200, seed=1) == random_walk(env, 200, seed=1)
 
 
-def test_copies_go_separate_ways(diary: LanguageEnv) -> None:
+def test_copies_are_independent(diary: LanguageEnv) -> None:
     diary.reset(seed=1)
     diary.step("one")
     other = copy.deepcopy(diary)
@@ -164,7 +164,7 @@ def test_copies_go_separate_ways(diary: LanguageEnv) -> None:
     assert other.symbolic_observation().tolist() == [2]
 
 
-def test_state_carries_an_environment_over_to_another(diary: LanguageEnv) -> None:
+def test_state_of_one_environment_can_be_assigned_to_another(diary: LanguageEnv) -> None:
     diary.reset(seed=1)
     diary.step("one")
     state = copy.deepcopy(diary.state)
@@ -174,12 +174,12 @@ def test_state_carries_an_environment_over_to_another(diary: LanguageEnv) -> Non
     for entry in ("two", "three", "the end"):
         assert other.step(entry) == diary.step(entry)
     assert other.reset()[0] == diary.reset()[0]
-    assert other.step("again") == diary.step("again"), "and the random generator goes on alike"
+    assert other.step("again") == diary.step("again"), "and the random generator continues identically"
 
 
 @every_id
 @both_interfaces
-def test_state_carries_every_environment_over(name: str, interface: str) -> None:
+def test_state_of_every_environment_can_be_assigned_to_another(name: str, interface: str) -> None:
     env, other = (gym.make(name, interface=interface) for _ in range(2))
     env.reset(seed=5)
     other.reset(seed=6)
@@ -188,7 +188,7 @@ def test_state_carries_every_environment_over(name: str, interface: str) -> None
     assert random_walk(other, 200, seed=1) == random_walk(env, 200, seed=1)
 
 
-def test_state_remembers_that_an_episode_is_over(tomato_plan: tuple[str, ...]) -> None:
+def test_state_includes_whether_an_episode_is_over(tomato_plan: tuple[str, ...]) -> None:
     env, other = (gym.make(TOMATO, interface="text").unwrapped for _ in range(2))
     env.reset()
     for phrase in tomato_plan:
@@ -216,7 +216,7 @@ for name in sorted(name for name, environment in lang_envs.ENVIRONMENTS.items() 
 """
 
 
-def test_fresh_processes_see_the_same_whatever_their_hash_seed() -> None:
+def test_episodes_do_not_depend_on_the_hash_seed_of_the_process() -> None:
     outputs = [
         subprocess.run(
             [sys.executable, "-c", TRAJECTORY],
@@ -238,12 +238,12 @@ def test_reset_with_a_seed_starts_the_same_episode_again(name: str) -> None:
     assert (plain(*env.reset(seed=3)), random_walk(env, 100, seed=0)) == first
 
 
-# ----------------------------------------------------------------------------------------------------- what info says
+# ----------------------------------------------------------------------------------------------------- info
 
 
 @every_id
 @both_interfaces
-def test_info_and_what_step_accepts_agree_at_every_step(name: str, interface: str) -> None:
+def test_info_lists_exactly_the_actions_that_step_accepts(name: str, interface: str) -> None:
     env = gym.make(name, interface=interface)
     observation, info = env.reset(seed=0)
     environment, space, chooser = env.unwrapped, env.observation_space, np.random.default_rng(0)
@@ -320,7 +320,7 @@ def test_unknown_phrases_use_up_the_time_of_an_episode() -> None:
     assert env.unwrapped.state["fields"]["kitchen_state"] == kitchen_state
 
 
-def test_phrase_that_is_not_available_is_as_invalid_as_an_unknown_one(door: LanguageEnv) -> None:
+def test_unavailable_phrase_is_invalid_like_an_unknown_one(door: LanguageEnv) -> None:
     _, info = door.reset()
     assert info["available_actions"] == ("open the door",)
     for phrase in ("walk through the door", "close the door", "fly"):
@@ -332,7 +332,7 @@ def test_phrase_that_is_not_available_is_as_invalid_as_an_unknown_one(door: Lang
     assert info["available_action_ids"] == (1, 2)
 
 
-def test_environment_without_phrases_says_nothing_of_available_actions(diary: LanguageEnv) -> None:
+def test_info_of_an_environment_without_phrases_has_no_available_actions(diary: LanguageEnv) -> None:
     _, info = diary.reset(seed=0)
     assert set(info) == {"text"}
     *_, info = diary.step(" anything\n at all ")
@@ -401,7 +401,7 @@ def wrong_token_actions(space: Any) -> dict[str, tuple[Any, str]]:
 
 @every_id
 @pytest.mark.parametrize("case", list(wrong_token_actions(gym.make(TOMATO).action_space)))
-def test_malformed_token_action_raises_and_leaves_the_environment_as_it_was(name: str, case: str) -> None:
+def test_malformed_token_action_raises_and_changes_nothing(name: str, case: str) -> None:
     env = gym.make(name)
     env.reset(seed=0)
     random_walk(env, 3, seed=2)
@@ -414,7 +414,7 @@ def test_malformed_token_action_raises_and_leaves_the_environment_as_it_was(name
 
 @every_id
 @pytest.mark.parametrize("action", [None, 3, b"chop", ["chop"], np.zeros(3)], ids=repr)
-def test_text_action_that_is_no_string_raises_and_leaves_the_environment_as_it_was(name: str, action: Any) -> None:
+def test_text_action_that_is_not_a_str_raises_and_changes_nothing(name: str, action: Any) -> None:
     env = gym.make(name, interface="text").unwrapped
     env.reset(seed=0)
     before = copy.deepcopy(env.state)

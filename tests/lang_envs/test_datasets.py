@@ -1,4 +1,4 @@
-"""Data sets: what pruning leaves, where they are found, how they are fetched, and what bad files say.
+"""Tests of data sets: pruning, search, download, and errors for invalid files.
 
 The clients of OpenML and Kaggle talk to a server on the loopback that answers as theirs do.
 """
@@ -124,14 +124,14 @@ def test_arff_is_read_with_its_quotes_comments_and_declared_order(home: Path) ->
     assert rows == {(1, 20, 0, 1), (2, 10.5, 1, 0), (0, 30, 0, 1)}, "the row without a temperature is gone"
 
 
-def test_csv_is_read_with_categories_in_order_and_without_what_is_dropped(home: Path) -> None:
+def test_csv_is_read_with_sorted_categories_and_without_dropped_columns(home: Path) -> None:
     found = load_dataset(of_csv(home, "\ufeff" + CSV.replace("\n", "\r\n")))
     rows = {(*x, y) for x, y in zip(found.x.tolist(), found.y.tolist(), strict=True)}
     assert rows == {(2.5, 2, 1), (3, 0, 0), (10, 1, 1)}
     assert (found.x.dtype, found.y.dtype, found.title) == (np.float64, np.int64, "own")
 
 
-def test_numbers_come_before_words_among_categories(home: Path) -> None:
+def test_numbers_are_sorted_before_words(home: Path) -> None:
     years = ["10.0", "9.0", "14+", "1.0"]
     text = "years,label\n" + "".join(f"{year},{k % 2}\n" for k, year in enumerate(years * 2))
     found = load_dataset(of_csv(home, text, "target=label"))
@@ -143,7 +143,7 @@ def test_numbers_come_before_words_among_categories(home: Path) -> None:
     ]
 
 
-def test_what_is_kept_of_a_large_set_is_a_sample_of_all_of_it(home: Path) -> None:
+def test_kept_rows_are_a_sample_of_the_whole_file(home: Path) -> None:
     text = "size,label\n" + "".join(f"{k},{'?' if k % 3 == 0 else k % 2}\n" for k in range(30_000))
     found = load_dataset(of_csv(home, text, "target=label"))
     sizes = found.x[:, 0]
@@ -156,7 +156,7 @@ def test_what_is_kept_of_a_large_set_is_a_sample_of_all_of_it(home: Path) -> Non
     assert abs(np.corrcoef(np.arange(2000), sizes)[0, 1]) < 0.1, "shuffled"
 
 
-def test_set_is_the_same_every_time_and_can_not_be_written_to() -> None:
+def test_data_set_is_deterministic_and_read_only() -> None:
     one, two = load_dataset("tic-tac-toe"), load_dataset("openml:50")
     assert one.name == two.name and one.fingerprint == two.fingerprint
     assert one.fingerprint != load_dataset("balance-scale").fingerprint
@@ -183,7 +183,7 @@ def test_a_million_rows_load_in_seconds_and_little_memory(home: Path) -> None:
     assert shape == "(2000, 4)" and float(seconds) < 10 and int(mebibytes) < 50
 
 
-def test_reading_needs_neither_pandas_nor_a_client(home: Path) -> None:
+def test_loading_imports_neither_pandas_nor_a_client(home: Path) -> None:
     program = (
         "import sys\n"
         "from lang_envs.datascicoding.datasets import load_dataset\n"
@@ -197,7 +197,7 @@ def test_reading_needs_neither_pandas_nor_a_client(home: Path) -> None:
 # Names and places
 
 
-def test_scikit_learns_sets_are_pruned_as_all_others() -> None:
+def test_sets_of_scikit_learn_are_pruned_like_all_others() -> None:
     from sklearn.datasets import load_wine
 
     found, shipped = load_dataset("sklearn:wine"), load_wine()
@@ -209,7 +209,7 @@ def test_scikit_learns_sets_are_pruned_as_all_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("airlnes", "The nearest names are airlines"),
         ("../../etc/passwd", "`python -m lang_envs datasets` lists all"),
@@ -222,12 +222,12 @@ def test_scikit_learns_sets_are_pruned_as_all_others() -> None:
         ("csv:nowhere.csv?target=x", "the file nowhere.csv of the data set csv:nowhere.csv does not exist"),
     ],
 )
-def test_name_of_no_set_is_refused_with_the_way_out(name: str, says: str) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(says)):
+def test_error_for_an_unknown_name_says_what_to_do(name: str, message: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
         load_dataset(name)
 
 
-def test_set_that_is_nowhere_is_not_downloaded_by_surprise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_set_is_not_downloaded_automatically(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", str(home))
     with pytest.raises(FileNotFoundError) as error:
         load_dataset("airlines")
@@ -237,7 +237,7 @@ def test_set_that_is_nowhere_is_not_downloaded_by_surprise(home: Path, monkeypat
         load_dataset("kaggle:a/b?file=c.csv&target=d")
 
 
-def test_data_folder_comes_first_and_may_hold_folders(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_folder_is_searched_first_including_subfolders(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", str(home))
     (home / "inner").mkdir()
     write(home / "inner", "credit-g.csv", "a,class\n1,good\n2,bad\n")
@@ -249,7 +249,7 @@ def test_data_folder_comes_first_and_may_hold_folders(home: Path, monkeypatch: p
         load_dataset("credit-g")
 
 
-def test_table_set_of_another_size_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_set_of_another_size_is_rejected(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", str(home))
     write(home, "kidney-stone.csv", "id,gravity,target\n1,2,0\n2,3,1\n")
     with pytest.raises(ValueError, match=r"kidney-stone\.csv: .* 2 rows after pruning, expected 414: the source has"):
@@ -283,15 +283,15 @@ BAD_ARFF = [
 ]
 
 
-@pytest.mark.parametrize(("text", "says"), BAD_ARFF, ids=[says for _, says in BAD_ARFF])
-def test_bad_arff_names_the_file_and_the_line(home: Path, text: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "message"), BAD_ARFF, ids=[message for _, message in BAD_ARFF])
+def test_bad_arff_names_the_file_and_the_line(home: Path, text: str, message: str) -> None:
     path = write(home, "bad.arff", text)
-    with pytest.raises(ValueError, match=re.escape(says)) as error:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         load_dataset(f"csv:{path}?target=b")
     assert str(error.value).startswith(str(path))
 
 
-def test_a_file_replaced_at_the_same_size_and_time_is_read_anew(home: Path) -> None:
+def test_file_replaced_with_the_same_size_and_time_is_read_again(home: Path) -> None:
     rows = ["1,2,0", "2,3,1", "3,1,0", "4,4,1"]
     file = home / "own.csv"
     for values in (rows, [row.replace("4,4", "5,5") for row in rows]):
@@ -303,13 +303,13 @@ def test_a_file_replaced_at_the_same_size_and_time_is_read_anew(home: Path) -> N
         assert found.x.max() == (4 if values is rows else 5)
 
 
-def test_class_numbers_of_any_size_stay_apart(home: Path) -> None:
+def test_large_class_numbers_are_distinct(home: Path) -> None:
     (home / "own.csv").write_text(f"a,b,y\n1,2,{10**18}\n2,3,{10**18 + 1}\n3,1,{10**18}\n4,4,-1.0\n5,5,-1\n")
     assert sorted(load_dataset(f"csv:{home / 'own.csv'}?target=y").y.tolist()) == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["csv:~nobody-of-that-name/x.csv?target=y", "airlines"])
-def test_homes_that_nobody_has_are_named(home: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_home_folders_are_named(home: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", "~nobody-of-that-name")
     with pytest.raises(ValueError, match=r"~nobody-of-that-name.*home"):
         load_dataset(name)
@@ -339,14 +339,14 @@ BAD_CSV = [
 ]
 
 
-@pytest.mark.parametrize(("text", "says"), BAD_CSV, ids=[says for _, says in BAD_CSV])
-def test_bad_csv_names_the_file_and_the_line(home: Path, text: str | bytes, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)) as error:
+@pytest.mark.parametrize(("text", "message"), BAD_CSV, ids=[message for _, message in BAD_CSV])
+def test_bad_csv_names_the_file_and_the_line(home: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         load_dataset(of_csv(home, text))
     assert str(error.value).startswith(str(home / "own.csv"))
 
 
-def test_set_of_ones_own_without_a_target_lists_the_columns(home: Path) -> None:
+def test_error_for_an_own_set_without_a_target_lists_the_columns(home: Path) -> None:
     with pytest.raises(ValueError, match=r"add target=COLUMN to .*'id', 'size', 'colour'"):
         load_dataset(f"csv:{write(home, 'own.csv', CSV)}")
 
@@ -444,7 +444,7 @@ def kaggle_server(server: Loopback, monkeypatch: pytest.MonkeyPatch) -> Loopback
 
 
 def offer_openml(server: Loopback, number: int, text: str, gate: threading.Event | None = None, **more: str) -> None:
-    """Data set ``number`` as OpenML offers it: a description in XML that says where the ARFF file is."""
+    """Data set ``number`` as OpenML offers it: a description in XML with the address of the ARFF file."""
     fields = {
         "id": str(number),
         "name": "weather",
@@ -502,7 +502,7 @@ def zipped(**texts: str) -> bytes:
 
 
 def child(server: Loopback, name: str, log: Path) -> subprocess.Popen[bytes]:
-    """Another process that fetches ``name`` and writes down what it tells."""
+    """Start another process that downloads ``name`` and prints its progress."""
     program = (
         "import sys\n"
         "from kagglesdk import kaggle_env\n"
@@ -524,11 +524,11 @@ def wait_until(happens: Callable[[], object], seconds: float = 15) -> None:
         time.sleep(0.02)
 
 
-def test_openml_set_is_fetched_once_and_then_loaded_from_the_cache(openml_server: Loopback, home: Path) -> None:
+def test_openml_set_is_downloaded_once_and_then_loaded_from_the_cache(openml_server: Loopback, home: Path) -> None:
     offer_openml(openml_server, 61, ARFF, default_target_attribute="play", ignore_attribute="day")
-    told: list[str] = []
-    path = fetch("openml:61", progress=told.append)
-    assert told == ["downloading openml:61 (openml:61)", "checking openml:61"]
+    reported: list[str] = []
+    path = fetch("openml:61", progress=reported.append)
+    assert reported == ["downloading openml:61 (openml:61)", "checking openml:61"]
     assert path.read_text() == ARFF and home / "cache" in path.parents
     found = load_dataset("openml:61")
     assert (found.x.shape, place_of("openml:61")) == ((3, 2), "cache"), "the target and what to ignore are known"
@@ -543,7 +543,7 @@ def test_openml_set_is_fetched_once_and_then_loaded_from_the_cache(openml_server
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask(), "others may read it as they may read other files"
 
 
-def test_data_folder_goes_before_the_cache_and_the_cache_before_the_rule(
+def test_data_folder_cache_and_rule_are_searched_in_this_order(
     openml_server: Loopback, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns, rows = generated_table("tic-tac-toe").columns, list(generated_table("tic-tac-toe").rows)
@@ -559,7 +559,7 @@ def test_data_folder_goes_before_the_cache_and_the_cache_before_the_rule(
     assert place_of("tic-tac-toe") == "data folder"
 
 
-def test_openml_failures_are_told(openml_server: Loopback, home: Path) -> None:
+def test_openml_failures_are_explained(openml_server: Loopback, home: Path) -> None:
     with pytest.raises(ConnectionError, match=r"OpenML did not deliver openml:61 \(openml:61\)"):
         fetch("openml:61")
     offer_openml(openml_server, 61, ARFF, md5_checksum="0" * 32)
@@ -574,7 +574,7 @@ def test_openml_failures_are_told(openml_server: Loopback, home: Path) -> None:
         fetch("cmc")
 
 
-def test_damaged_file_in_the_cache_is_refused_and_fetched_anew(openml_server: Loopback) -> None:
+def test_damaged_file_in_the_cache_is_rejected_and_downloaded_again(openml_server: Loopback) -> None:
     offer_openml(openml_server, 61, ARFF, default_target_attribute="play")
     path = fetch("openml:61")
     for damage in (
@@ -585,13 +585,13 @@ def test_damaged_file_in_the_cache_is_refused_and_fetched_anew(openml_server: Lo
         damage()
         with pytest.raises(ValueError, match=r"is missing or damaged\. Download it again: .* fetch openml:61"):
             load_dataset("openml:61")
-        told: list[str] = []
-        fetch("openml:61", progress=told.append)
-        assert told[0] == "openml:61 is damaged in the cache and is downloaded again"
+        reported: list[str] = []
+        fetch("openml:61", progress=reported.append)
+        assert reported[0] == "openml:61 is damaged in the cache and is downloaded again"
         assert load_dataset("openml:61").x.shape == (3, 3)
 
 
-def test_fetch_that_was_killed_leaves_nothing_that_disturbs_the_next(openml_server: Loopback, home: Path) -> None:
+def test_fetch_works_after_a_killed_one(openml_server: Loopback, home: Path) -> None:
     gate, log = threading.Event(), home / "log"
     offer_openml(openml_server, 61, ARFF, gate, default_target_attribute="play")
     first = child(openml_server, "openml:61", log)
@@ -607,7 +607,7 @@ def test_fetch_that_was_killed_leaves_nothing_that_disturbs_the_next(openml_serv
     assert load_dataset("openml:61").x.shape == (3, 3)
 
 
-def test_download_from_kaggle_that_was_killed_continues(kaggle_server: Loopback, home: Path) -> None:
+def test_killed_download_from_kaggle_continues(kaggle_server: Loopback, home: Path) -> None:
     random = np.random.default_rng(0)
     rows = (f"{','.join(map(str, random.random(80)))},{k % 2}\n" for k in range(2000))
     text = ",".join(f"c{k}" for k in range(80)) + ",label\n" + "".join(rows)
@@ -627,7 +627,7 @@ def test_download_from_kaggle_that_was_killed_continues(kaggle_server: Loopback,
     assert load_dataset(name).x.shape == (2000, 80)
 
 
-def test_of_two_processes_one_downloads_and_both_have_it(kaggle_server: Loopback, home: Path) -> None:
+def test_two_processes_download_only_once(kaggle_server: Loopback, home: Path) -> None:
     gate, log = threading.Event(), home / "log"
     offer_kaggle(kaggle_server, ONE_DATASET, "archive.zip", zipped(own_csv=CSV), gate)
     name = "kaggle:owner/own?target=label&drop=id"
@@ -640,7 +640,7 @@ def test_of_two_processes_one_downloads_and_both_have_it(kaggle_server: Loopback
     assert "is in the cache" in log.read_text()
 
 
-def test_kaggle_data_set_may_be_had_without_credentials(kaggle_server: Loopback) -> None:
+def test_kaggle_data_set_can_be_downloaded_without_credentials(kaggle_server: Loopback) -> None:
     offer_kaggle(kaggle_server, ONE_DATASET, "archive.zip", zipped(own_csv=CSV, other_csv="a,b\n1,2\n", readme="hello"))
     name = "kaggle:owner/own?target=label&drop=id"
     assert fetch(name).read_text() == CSV, "the only file with the target"
@@ -661,7 +661,7 @@ def test_one_file_of_a_kaggle_data_set_is_chosen_by_name(kaggle_server: Loopback
     assert place_of("kaggle:owner/own?target=label") is None, "another file, another place in the cache"
 
 
-def test_competition_is_fetched_with_credentials(kaggle_server: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_competition_is_downloaded_with_credentials(kaggle_server: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAGGLE_USERNAME", "somebody")
     monkeypatch.setenv("KAGGLE_KEY", "secret")
     text = "id,size,label\n1,2,yes\n2,3,no\n"
@@ -699,14 +699,14 @@ def test_missing_credentials_are_explained(kaggle_server: Loopback, monkeypatch:
         fetch("spaceship-titanic")
 
 
-def test_kaggle_failures_are_told(kaggle_server: Loopback, home: Path) -> None:
+def test_kaggle_failures_are_explained(kaggle_server: Loopback, home: Path) -> None:
     with pytest.raises(ConnectionError, match="Kaggle did not deliver pharyngitis"):
         fetch("pharyngitis")
     broken = zipped(own_csv=CSV * 50)
     offer_kaggle(kaggle_server, ONE_DATASET, "archive.zip", broken[:40] + b"#" * 20 + broken[60:])
     with pytest.raises(ValueError, match="cannot be unpacked: Bad CRC-32"):
         fetch("kaggle:owner/own?target=label")
-    assert not list((home / "cache").rglob("*.zip")), "so the next begins anew"
+    assert not list((home / "cache").rglob("*.zip")), "so the next download starts again"
 
 
 def test_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -720,7 +720,7 @@ def test_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
         load_dataset("sklearn:wine")
 
 
-def test_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_environment_variables_set_the_cache_folder(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     assert fetching.cache_folder() == home / "cache"
     monkeypatch.delenv("LANG_ENVS_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "xdg"))
@@ -756,9 +756,7 @@ def test_datasets_command_shows_where_each_set_is(capsys: pytest.CaptureFixture[
     assert re.fullmatch(r"tic-tac-toe +95 +9 +2 +openml:50 +generated", rows["tic-tac-toe"])
 
 
-def test_fetch_command_fetches_and_goes_on_after_a_failure(
-    openml_server: Loopback, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fetch_command_continues_after_a_failure(openml_server: Loopback, capsys: pytest.CaptureFixture[str]) -> None:
     offer_openml(openml_server, 61, ARFF, default_target_attribute="play")
     assert main(["fetch", "nonsense", "balance-scale", "openml:61"]) == 1
     shown = capsys.readouterr()
@@ -767,11 +765,11 @@ def test_fetch_command_fetches_and_goes_on_after_a_failure(
     assert "balance-scale: no download needed (generated)" in shown.out
     assert re.search(r"openml:61: /.*\.arff", shown.out)
     next(fetching.datasets_folder().glob("*.arff")).write_text("")
-    assert main(["fetch", "openml:61"]) == 0, "what is damaged is fetched anew"
+    assert main(["fetch", "openml:61"]) == 0, "a damaged file is downloaded again"
     assert datasets.load_dataset("openml:61").x.shape == (3, 3)
 
 
-def test_the_order_of_a_set_of_your_own_follows_from_all_labels(tmp_path: Path) -> None:
+def test_row_order_of_an_own_set_depends_on_all_labels(tmp_path: Path) -> None:
     """Else a file that is sorted by class and by features would tell labels by where a row is."""
     rows = [(number, number // 50) for number in range(100)]
     found = []

@@ -1,4 +1,4 @@
-"""``python -m lang_envs``: a person lists the environments and plays one."""
+"""Tests of the command line: list, play and solve."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ TOMATO = "Overcooked-tomato-salad-v0"
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[str | type[BaseException]]], None]:
-    """Let a person type these lines; an exception is what a key like Ctrl-C does, and after the last comes EOF."""
+    """Simulate a person who types these lines; an exception means a key such as Ctrl-C. EOF follows the last line."""
 
     def set_answers(lines: Iterable[str | type[BaseException]]) -> None:
         left = iter(lines)
@@ -32,7 +32,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[str | type[Bas
     return set_answers
 
 
-def test_list_shows_every_environment_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_every_environment_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == [*ENVIRONMENTS, *TEMPLATES]
@@ -55,7 +55,7 @@ def test_best_plan_by_number_and_by_phrase_succeeds_with_the_best_return(capsys,
     assert "Success. 28 primitive steps; return 0.9205 (discount 0.99 per primitive step), best return 0.9205." in shown
 
 
-def test_picture_and_text_are_shown_and_the_picture_can_be_left_out(capsys, answer) -> None:
+def test_map_is_shown_above_the_text_unless_render_is_none(capsys, answer) -> None:
     text = "Make a tomato salad. You stand at a counter."
     for arguments, pictured in (([], True), (["--render", "none"], False), (["--render", "ansi"], True)):
         answer(["q"])
@@ -73,7 +73,7 @@ def test_unsuccessful_episode_says_so(capsys, answer) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["0", "6", "-1", "99", "get the tomto", "", "1.5", "\u00b2"])
-def test_wrong_answers_cost_nothing_and_are_asked_again(capsys, answer, wrong: str) -> None:
+def test_invalid_answers_take_no_step_and_are_asked_again(capsys, answer, wrong: str) -> None:
     answer([wrong, "q"])
     main(["play", TOMATO, "--render", "none"])
     shown = capsys.readouterr().out
@@ -83,13 +83,13 @@ def test_wrong_answers_cost_nothing_and_are_asked_again(capsys, answer, wrong: s
 
 
 @pytest.mark.parametrize("farewell", ["q", EOFError, KeyboardInterrupt])
-def test_leaving_is_polite_however_it_is_done(capsys, answer, farewell) -> None:
+def test_every_way_to_quit_prints_the_return(capsys, answer, farewell) -> None:
     answer(["1", farewell])
     assert main(["play", TOMATO]) == 0
     assert capsys.readouterr().out.endswith("You quit after 2 primitive steps with a return of -0.0020.\n")
 
 
-def test_numbers_count_what_is_available_now(capsys, answer, door: LanguageEnv) -> None:
+def test_numbers_refer_to_the_available_phrases(capsys, answer, door: LanguageEnv) -> None:
     answer(["walk through the door", "1", "2"])
     play(door)
     shown = capsys.readouterr().out
@@ -98,7 +98,7 @@ def test_numbers_count_what_is_available_now(capsys, answer, door: LanguageEnv) 
     assert "Success. 2 primitive steps; return 0.5000 (discount 0.5 per primitive step), best return 0.5000." in shown
 
 
-def test_environment_of_free_text_takes_lines_up_to_a_dot(capsys, answer, diary: LanguageEnv) -> None:
+def test_free_text_ends_with_a_line_of_one_dot(capsys, answer, diary: LanguageEnv) -> None:
     answer([".", "Monday:", "", "q is a letter", ".", "the end", "."])
     play(diary, seed=1)
     shown = capsys.readouterr().out
@@ -134,7 +134,7 @@ gym.register("Numbers-v0", entry_point="gymnasium.envs.classic_control.cartpole:
 """
 
 
-def test_a_environment_of_ones_own_is_played(tmp_path: Path) -> None:
+def test_own_environment_can_be_played(tmp_path: Path) -> None:
     (tmp_path / "my_doors.py").write_text(OF_ONES_OWN)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -212,7 +212,7 @@ def test_a_household_is_played_with_its_floor_plan(capsys, answer) -> None:
     assert "You quit after 4 primitive steps" in shown
 
 
-def test_solve_prints_the_shortest_solution_the_best_return_and_the_number_of_situations(capsys) -> None:
+def test_solve_prints_the_number_of_states_the_shortest_solution_and_the_best_return(capsys) -> None:
     assert main(["solve", "lang_envs:VirtualHome-entertainment-v0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("VirtualHome-entertainment-v0: 136 reachable states")
@@ -221,7 +221,7 @@ def test_solve_prints_the_shortest_solution_the_best_return_and_the_number_of_si
     assert lines[13] == "Best return 0.598737 (discount 0.95 per primitive step)"
 
 
-def test_solve_says_when_there_is_no_solution_or_no_time_for_it(capsys, tmp_path: Path) -> None:
+def test_solve_reports_missing_and_too_long_solutions(capsys, tmp_path: Path) -> None:
     file = tmp_path / "stuck.yaml"
     file.write_text(
         "instruction: Take the hat.\nthings: [{name: hat, place: attic box, properties: [grabbable]},"

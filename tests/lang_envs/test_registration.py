@@ -1,4 +1,4 @@
-"""Ids, how they become environments, and what importing the package costs."""
+"""Tests of the registry: ids, specs, and imports of the package."""
 
 import inspect
 import subprocess
@@ -77,7 +77,7 @@ def test_arguments_survive_the_spec() -> None:
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_tokens_are_the_default_and_text_is_there_for_the_asking(name: str) -> None:
+def test_tokens_are_the_default_and_text_is_an_option(name: str) -> None:
     tokens, text = gym.make(name), gym.make(name, interface="text")
     assert isinstance(tokens.action_space, TokenSequence)
     assert isinstance(tokens.observation_space, TokenSequence)

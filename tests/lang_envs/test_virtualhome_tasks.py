@@ -1,4 +1,4 @@
-"""Tasks as data: the suite's, one more, a user's, and wrong ones."""
+"""Tests of household tasks: the registered ones, own tasks, and invalid ones."""
 
 import math
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_shortest_solutions_have_the_published_lengths(task: str, steps: int) ->
     assert found.best == found.shortest
 
 
-def test_optima_are_those_of_the_paper() -> None:
+def test_optimal_returns_equal_those_of_the_paper() -> None:
     assert VirtualHomeEnv("food-preparation").optimal_return == pytest.approx(0.7738, abs=5e-5)
     assert VirtualHomeEnv("entertainment").optimal_return == pytest.approx(0.5987, abs=5e-5)
 
@@ -79,7 +79,7 @@ def test_every_task_has_an_id_and_eight_are_unseen() -> None:
     assert len({TASKS[task].things for task in UNSEEN_TASKS}) == 8
 
 
-def test_a_ninth_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_further_task_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "soup", put_away("Heat the soup in the oven.", "soup", "oven", thing_in="bathroom"))
     row = RegistryEntry("lang_envs.virtualhome.env:VirtualHomeEnv", "", {"task": "soup"})
     env = gym.make("VirtualHome-v0", **row.kwargs)
@@ -87,7 +87,7 @@ def test_a_ninth_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert succeeds("soup") == 8
 
 
-def test_a_users_task_comes_from_a_file_a_mapping_or_an_object(tmp_path: Path) -> None:
+def test_own_task_can_be_a_file_a_mapping_or_an_object(tmp_path: Path) -> None:
     file = tmp_path / "chore.yaml"
     file.write_text(CHORE)
     mapping = yaml.safe_load(CHORE)
@@ -98,7 +98,7 @@ def test_a_users_task_comes_from_a_file_a_mapping_or_an_object(tmp_path: Path) -
     assert hash(made) == hash(load_task(file))
 
 
-def test_a_users_task_keeps_gymnasiums_contract_and_survives_its_spec() -> None:
+def test_own_task_passes_check_env_and_can_be_made_from_its_spec() -> None:
     env = gym.make("VirtualHome-v0", task=load_task(yaml.safe_load(CHORE)), interface="text")
     check_env(env.unwrapped, skip_render_check=True)
     again = gym.make(EnvSpec.from_json(env.spec.to_json()))
@@ -109,7 +109,7 @@ def test_a_users_task_keeps_gymnasiums_contract_and_survives_its_spec() -> None:
     vector.close()
 
 
-def test_menu_says_when_its_phrase_is_offered_and_the_rest_is_offered_when_it_changes_something() -> None:
+def test_phrases_are_available_by_the_menu_or_if_they_change_something() -> None:
     env = VirtualHomeEnv(yaml.safe_load(CHORE))
     _, info = env.reset(seed=0)
     rooms = ("walk to the living room", "walk to the kitchen", "walk to the bathroom")
@@ -120,14 +120,14 @@ def test_menu_says_when_its_phrase_is_offered_and_the_rest_is_offered_when_it_ch
     assert "walk to the bathroom" in info["available_actions"]
 
 
-def test_two_actions_with_one_phrase_are_refused() -> None:
+def test_two_actions_with_one_phrase_are_rejected() -> None:
     names = {"cup": "grabbable", "cup in the tin": "grabbable", "box": "container", "tin in the box": "container"}
     things = [Thing(name, "kitchen", (kind,)) for name, kind in names.items()]
     with pytest.raises(ValueError, match="two things have the phrase 'put the cup in the tin in the box'"):
         HouseholdTask("Do it.", things, goal=["cup_in_box"])
 
 
-def test_menu_is_judged_by_what_is_seen() -> None:
+def test_menu_is_evaluated_on_what_is_seen() -> None:
     env = VirtualHomeEnv(changed(menu={"walk to the kitchen": ["not socks_on_bed"]}))
     _, info = env.reset(seed=0)
     assert "walk to the kitchen" not in info["available_actions"]
@@ -135,7 +135,7 @@ def test_menu_is_judged_by_what_is_seen() -> None:
     assert "walk to the kitchen" in info["available_actions"], "the socks are still on the bed, but out of sight"
 
 
-def test_a_menu_that_leaves_nothing_to_do_is_refused_where_it_does() -> None:
+def test_state_without_available_phrases_is_rejected() -> None:
     rooms = ("living room", "kitchen", "bathroom", "bedroom")
     nothing = {f"walk to the {room}": ["in_bedroom"] for room in rooms} | {"walk to the basket": ["is_lamp_on"]}
     nothing |= {"walk to the lamp": ["is_lamp_on"]}
@@ -154,7 +154,7 @@ def test_optimal_return_of_a_task_without_a_solution_is_zero() -> None:
     assert VirtualHomeEnv(mapping).optimal_return == 0.0
 
 
-def test_optimal_return_is_not_known_where_there_are_too_many_situations() -> None:
+def test_optimal_return_is_unknown_for_too_many_states() -> None:
     things = [Thing(f"cup {n}", room, ("grabbable",)) for n in range(6) for room in ("kitchen",)]
     shelves = [Thing(f"shelf {n}", "bedroom", ("surface",)) for n in range(6)]
     goal = [f"cup{n}_on_shelf{n}" for n in range(6)]
@@ -234,7 +234,9 @@ def with_thing(**changes: Any) -> dict[str, Any]:
         ({"instruction": "Do it."}, "task.things is missing"),
     ],
 )
-def test_wrong_tasks_name_the_field_and_the_way_out(mapping: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_error_for_an_invalid_task_names_the_field_and_the_possible_values(
+    mapping: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         gym.make("VirtualHome-v0", task=mapping)
     file = tmp_path / "wrong.yaml"
@@ -244,14 +246,14 @@ def test_wrong_tasks_name_the_field_and_the_way_out(mapping: dict[str, Any], mes
 
 
 @pytest.mark.parametrize("text", ["- a\n- list\n", "things: [\n", "", "3"])
-def test_files_that_are_no_mapping_are_refused_by_name(text: str, tmp_path: Path) -> None:
+def test_error_for_a_file_that_is_not_a_mapping_names_the_file(text: str, tmp_path: Path) -> None:
     file = tmp_path / "broken.yml"
     file.write_text(text)
     with pytest.raises(ValueError, match=r"broken\.yml"):
         load_task(file)
 
 
-def test_what_is_no_task_is_told_what_would_be_one() -> None:
+def test_error_for_a_missing_task_says_what_is_expected() -> None:
     with pytest.raises(ValueError, match=r"'chese' is neither a \.yaml .* towel\. Did you mean 'cheese'"):
         gym.make("VirtualHome-v0", task="chese")
     with pytest.raises(ValueError, match=r"task is missing.*--set task=FILE"):
@@ -263,7 +265,7 @@ def test_what_is_no_task_is_told_what_would_be_one() -> None:
         load_task("nowhere.yaml")
 
 
-def test_a_yaml_file_runs_no_code(tmp_path: Path) -> None:
+def test_yaml_file_cannot_run_code(tmp_path: Path) -> None:
     file = tmp_path / "evil.yaml"
     file.write_text("!!python/object/apply:os.mkdir [" + str(tmp_path / "made") + "]")
     with pytest.raises(ValueError, match=r"evil\.yaml"):
@@ -271,8 +273,8 @@ def test_a_yaml_file_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_uniform_random_play_succeeds_as_often_as_the_chain_of_situations_says() -> None:
-    """The share of successes of 2,000 random episodes against the exact probability, by propagation over situations."""
+def test_uniform_random_play_succeeds_as_often_as_the_markov_chain_predicts() -> None:
+    """The share of successes of 2,000 random episodes against the exact probability, by propagation over the states."""
     import numpy as np
 
     env = gym.make("VirtualHome-cheese-v0", interface="text")
