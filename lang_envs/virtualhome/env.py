@@ -210,8 +210,8 @@ class VirtualHomeEnv(LanguageEnv):
     ----------
     - Source: two tasks in VirtualHome (Puig et al., 2018) as used by TWOSOME (arXiv:2401.14151) and POAD
       (arXiv:2405.15821). The unseen tasks follow POAD's Table 1.
-    - Differences from the source: the wording of observations and phrases is ours, and there is no Unity simulator.
-      Every recorded transition of the two tasks of the source replays exactly.
+    - Differences from the source: the wording of observations and phrases is ours. The rules are the same: every
+      recorded transition of the two tasks of the source replays exactly.
 
     Version History
     ---------------
