@@ -46,7 +46,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("name", ["progress.pkl", "agent.pt"])
-def test_pickles_of_earlier_versions_are_refused_and_not_read(
+def test_pickles_of_earlier_versions_raise_and_are_not_read(
     name: str, tmp_path: Path, make_envs: Envs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAP", str(tmp_path / "trap"))
@@ -59,7 +59,7 @@ def test_pickles_of_earlier_versions_are_refused_and_not_read(
     assert not (tmp_path / "trap").exists()
 
 
-def test_adams_steps_stay_on_the_cpu_and_its_moments_go_to_their_parameters(tmp_path: Path) -> None:
+def test_adam_steps_stay_on_the_cpu_and_moments_move_to_their_parameters(tmp_path: Path) -> None:
     torch.manual_seed(0)
     here, there = (torch.nn.Parameter(torch.ones(2, 3, device=device)) for device in ("cpu", "meta"))
     saved = torch.optim.Adam([here], lr=0.5, betas=(0.8, 0.9))
@@ -84,7 +84,7 @@ def test_adams_steps_stay_on_the_cpu_and_its_moments_go_to_their_parameters(tmp_
         load_optimizer(torch.optim.SGD([here]), state["optimizer"])
 
 
-def test_a_loaded_agent_has_adams_steps_on_the_cpu_whatever_its_device(tmp_path: Path, make_envs: Envs) -> None:
+def test_loaded_agent_has_equal_moments_and_adam_steps_on_the_cpu(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(2)
     agent = trainers.make("poad", envs, seed=1)
     train(agent, envs, 16, rollout_steps=8)
@@ -129,14 +129,14 @@ def cuda(monkeypatch: pytest.MonkeyPatch, devices: int | None) -> list[tuple[int
     return restored
 
 
-def test_a_run_on_the_cpu_asks_nothing_of_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_of_a_run_on_the_cpu_do_not_use_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda(monkeypatch, None)
     save_checkpoint(tmp_path, 1, make_folder, 1, best=True)
     assert load_checkpoint(tmp_path, lambda folder: None) == 1
 
 
 @pytest.mark.parametrize(("now", "restored"), [(4, [0, 1, 2]), (3, [0, 1, 2]), (1, [0]), (None, [])])
-def test_resuming_with_fewer_gpus_restores_those_there_are_and_warns(
+def test_resuming_with_fewer_gpus_restores_their_generators_and_warns(
     now: int | None,
     restored: list[int],
     tmp_path: Path,
@@ -152,7 +152,7 @@ def test_resuming_with_fewer_gpus_restores_those_there_are_and_warns(
     assert warned == (len(restored) < 3)
 
 
-def test_random_generators_go_on_where_they_stood(tmp_path: Path) -> None:
+def test_checkpoint_restores_global_random_generators(tmp_path: Path) -> None:
     import random
 
     def draw() -> list[float]:
@@ -169,7 +169,7 @@ def test_random_generators_go_on_where_they_stood(tmp_path: Path) -> None:
 # Faults
 
 
-def test_a_full_disk_is_an_os_error_that_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_full_disk_raises_os_error_and_leaves_no_unfinished_checkpoint(tmp_path: Path) -> None:
     def full(folder: Path) -> None:
         make_folder(folder)
         (folder / "weights").write_text("ha")
@@ -225,7 +225,7 @@ def change(file: Path, changes: dict[str, Any]) -> None:
         ("random.numpy", None, "cannot be loaded"),
     ],
 )
-def test_progress_that_does_not_fit_is_refused(
+def test_invalid_progress_raises(
     path: str, value: Any, message: str, tmp_path: Path, make_envs: Envs
 ) -> None:
     finished_run(tmp_path, make_envs)
@@ -236,7 +236,7 @@ def test_progress_that_does_not_fit_is_refused(
     assert str(tmp_path / "checkpoints") in str(refused.value)
 
 
-def test_other_numbers_of_environments_are_refused(tmp_path: Path, make_envs: Envs) -> None:
+def test_resume_with_another_number_of_environments_raises(tmp_path: Path, make_envs: Envs) -> None:
     finished_run(tmp_path, make_envs)
     envs = make_envs(3)
     with pytest.raises(ValueError, match="does not fit these environments"):
@@ -251,7 +251,7 @@ class Hoarder(gym.Wrapper):
         return OrderedDict(self.env.get_wrapper_attr("state"))
 
 
-def test_a_state_that_cannot_be_stored_is_named_and_a_resumed_run_begins_new_episodes(
+def test_state_that_cannot_be_stored_warns_and_resuming_starts_new_episodes(
     tmp_path: Path, make_envs: Envs, caplog: pytest.LogCaptureFixture
 ) -> None:
     envs = make_envs(2, wrappers=[Hoarder])
@@ -283,7 +283,7 @@ class Coin(LanguageEnv):
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_environments_without_a_state_outlive_a_checkpoint(kind: Any, tmp_path: Path) -> None:
+def test_environments_without_a_state_continue_after_a_checkpoint(kind: Any, tmp_path: Path) -> None:
     envs = kind([lambda: TokenEnv(Coin())] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     train(trainers.make("random", envs), envs, 16, run_dir=tmp_path, rollout_steps=4, checkpoint_every=1)
     assert [line["step"] for line in metrics(tmp_path)] == [8, 16]
@@ -309,7 +309,7 @@ def test_links_in_a_run_folder_are_not_followed(tmp_path: Path, make_envs: Envs)
     assert victim.read_text() == "kept" and not (tmp_path / "nowhere").exists()
 
 
-def test_last_leads_nowhere_else(tmp_path: Path) -> None:
+def test_link_to_another_folder_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "own", 1, make_folder, 1, best=True)
     shutil.copytree(tmp_path / "own", tmp_path / "other", symlinks=True)
     assert newest(tmp_path / "own") == tmp_path / "own" / "step-0000000001"

@@ -61,7 +61,7 @@ def train(folder: Path, steps: int, **options: Any) -> list[dict[str, Any]]:
     )
 
 
-def test_training_counts_programs_and_keeps_the_best(tmp_path: Path) -> None:
+def test_train_reports_programs_and_keeps_the_best(tmp_path: Path) -> None:
     lines = train(tmp_path, 18)
     assert [line["best_score"] for line in lines] == [0.3, 0.7, 0.7, 0.9, 0.9, 0.9]
     assert [line["best_score_step"] for line in lines] == [3, 6, 6, 12, 12, 12]
@@ -69,14 +69,14 @@ def test_training_counts_programs_and_keeps_the_best(tmp_path: Path) -> None:
     assert (tmp_path / "best_program.py").read_text() == "score = 0.9\n"
 
 
-def test_a_run_that_goes_on_still_knows_its_best_program(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_best_program(tmp_path: Path) -> None:
     train(tmp_path, 12)
     lines = train(tmp_path, 18, resume=True)
     assert [line["best_score"] for line in lines] == [0.9, 0.9]
     assert (tmp_path / "best_program.py").read_text() == "score = 0.9\n"
 
 
-def test_a_environment_in_which_nothing_works_has_no_best_program(tmp_path: Path) -> None:
+def test_no_best_program_if_no_program_works(tmp_path: Path) -> None:
     envs = lang_envs.make_vec(lambda: TokenEnv(Workshop()), 1)
     lines = trainers.train(trainers.make("random", envs), envs, 2, run_dir=tmp_path, rollout_steps=2)
     assert lines[0]["works"] == 0 and "best_score" not in lines[0]
@@ -84,7 +84,7 @@ def test_a_environment_in_which_nothing_works_has_no_best_program(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["poad", "ntpo", "twosome"])
-def test_free_text_agents_learn_from_the_ids_that_they_sampled(name: str) -> None:
+def test_free_text_agents_learn_from_the_sampled_ids(name: str) -> None:
     pytest.importorskip("sklearn")
     envs = lang_envs.make_vec(CODING, 4)
     agent: Any = trainers.make(name, envs, seed=1, max_action_tokens=24, epochs=1, minibatches=2)
@@ -109,7 +109,7 @@ def rollout_tier() -> str:
     return shared_sandbox().tier
 
 
-def test_the_best_program_of_a_real_run_scores_itself_as_it_was_scored(tmp_path: Path) -> None:
+def test_best_program_of_a_run_reproduces_its_score(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     envs = lang_envs.make_vec(CODING, 4)
     lines = trainers.train(trainers.make("random", envs, seed=3), envs, 16, run_dir=tmp_path, rollout_steps=4)

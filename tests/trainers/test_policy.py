@@ -98,7 +98,7 @@ def test_token_log_probs_equal_those_of_single_unpadded_rows(
 
 
 @pytest.mark.parametrize("kind", ["embedded", "llama", "qwen2"])
-def test_packed_scores_and_their_gradients_equal_naive_ones(kind: str, tiny_model: Callable[[str], Path]) -> None:
+def test_packed_scores_and_gradients_equal_unpacked_ones(kind: str, tiny_model: Callable[[str], Path]) -> None:
     model = load(kind, tiny_model)
     assert model.packs
     policy = make_policy(model)
@@ -132,7 +132,7 @@ def wide_query(model: LanguageModel, count: int, prompt: int, seed: int = 0) -> 
 @pytest.mark.parametrize("kind", ["embedded", "llama"])  # one key for each query head, and one for two
 @pytest.mark.parametrize("sampling", ["trie", "candidates"])
 @pytest.mark.parametrize(("count", "length"), [(300, 20), (6, 400)])
-def test_wide_trees_and_long_prompts_are_scored_as_the_naive_way_scores_them(
+def test_packed_scores_of_wide_trees_and_long_prompts_equal_unpacked_ones(
     kind: str, sampling: str, count: int, length: int, tiny_model: Callable[[str], Path]
 ) -> None:
     model = load(kind, tiny_model)
@@ -155,7 +155,7 @@ def test_wide_trees_and_long_prompts_are_scored_as_the_naive_way_scores_them(
         assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
 
 
-def test_the_cost_of_a_tree_is_linear_in_its_candidates(tiny_model: Callable[[str], Path]) -> None:
+def test_cost_of_a_tree_is_linear_in_its_candidates(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     sizes = {}
     for count in (200, 2000):
@@ -165,7 +165,7 @@ def test_the_cost_of_a_tree_is_linear_in_its_candidates(tiny_model: Callable[[st
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba"])
-def test_the_unpacked_way_keeps_to_its_tokens_per_forward(kind: str, tiny_model: Callable[[str], Path]) -> None:
+def test_unpacked_scoring_respects_tokens_per_forward(kind: str, tiny_model: Callable[[str], Path]) -> None:
     model = load(kind, tiny_model)
     model.packs = False
     policy = make_policy(model)
@@ -184,7 +184,7 @@ def test_the_unpacked_way_keeps_to_its_tokens_per_forward(kind: str, tiny_model:
         assert (ours - theirs).norm() <= 1e-3 * theirs.norm() + 1e-5
 
 
-def test_peak_memory_of_the_unpacked_way_is_that_of_one_forward() -> None:
+def test_peak_memory_without_packing_is_that_of_one_chunk() -> None:
     script = """
 import sys, torch, numpy as np
 from trainers.language_model import load_language_model
@@ -229,7 +229,7 @@ def llama_with_realistic_logits(hidden: int, layers: int) -> LlamaForCausalLM:
 
 
 @pytest.mark.parametrize(("hidden", "layers"), [(512, 8), (1024, 16)])
-def test_half_precision_models_with_realistic_logits_pack(hidden: int, layers: int) -> None:
+def test_half_precision_models_with_realistic_logits_are_packed(hidden: int, layers: int) -> None:
     base = llama_with_realistic_logits(hidden, layers)
     model = load_language_model(base, tokenizer="embedded", device="cpu", dtype="bfloat16")
     assert model.packs
@@ -238,7 +238,7 @@ def test_half_precision_models_with_realistic_logits_pack(hidden: int, layers: i
 
 @pytest.mark.parametrize("wrong", ["one node sees one node too many", "positions", "the first token of the prompt"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_wrong_tree_is_refused(
+def test_model_with_wrong_tree_attention_is_not_packed(
     wrong: str, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def spoilt(*args: Any, **options: Any) -> PackedBatch:
@@ -260,7 +260,7 @@ def test_a_wrong_tree_is_refused(
 
 
 @pytest.mark.parametrize("sampling", ["trie", "candidates"])
-def test_soft_capped_models_are_packed_and_scored_as_they_are(sampling: str) -> None:
+def test_models_with_soft_capping_are_packed_and_scored_correctly(sampling: str) -> None:
     torch.manual_seed(0)
     config = Gemma2Config(
         vocab_size=load_tokenizer("embedded").vocab_size,
@@ -286,7 +286,7 @@ def test_soft_capped_models_are_packed_and_scored_as_they_are(sampling: str) -> 
     assert tuple(reference_logits(model, prompt, said).argmax(-1).tolist()) == said
 
 
-def test_checkpointing_computes_the_same_gradients(tiny_model: Callable[[str], Path]) -> None:
+def test_gradient_checkpointing_does_not_change_gradients(tiny_model: Callable[[str], Path]) -> None:
     found = []
     for again in (False, True):
         model = load("llama", tiny_model, gradient_checkpointing=again)
@@ -297,7 +297,7 @@ def test_checkpointing_computes_the_same_gradients(tiny_model: Callable[[str], P
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_cudnn_attention_is_off_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_attention_is_disabled_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loaded(Exception):
         pass
 
@@ -317,7 +317,7 @@ def test_cudnn_attention_is_off_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def test_keys_of_a_packed_batch_are_a_multiple_of_eight_on_a_gpu(tiny_model: Callable[[str], Path]) -> None:
+def test_number_of_keys_is_a_multiple_of_eight_on_a_gpu(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     scores = make_policy(model).score(model.pack(queries(model)))
     assert model.pack(queries(model)).visible.shape[-1] % 8
@@ -329,7 +329,7 @@ def test_keys_of_a_packed_batch_are_a_multiple_of_eight_on_a_gpu(tiny_model: Cal
     torch.testing.assert_close(aligned.token_log_probs, scores.token_log_probs, atol=1e-5, rtol=1e-5)
 
 
-def test_no_dropout_is_left_in_models_that_call_it_as_a_function() -> None:
+def test_functional_dropout_is_disabled() -> None:
     torch.manual_seed(0)
     config = OPTConfig(
         vocab_size=load_tokenizer("embedded").vocab_size,
@@ -342,7 +342,7 @@ def test_no_dropout_is_left_in_models_that_call_it_as_a_function() -> None:
     assert torch.equal(*found)
 
 
-def test_8bit_models_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_8bit_model_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("bitsandbytes")
     with caplog.at_level(logging.WARNING):
         load_language_model("embedded", device="cpu", quantize="8bit")
@@ -350,7 +350,7 @@ def test_8bit_models_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("kind", ["embedded", "qwen2"])  # without biases, and with them
-def test_adapted_layers_compute_what_pefts_own_compute(kind: str, tiny_model: Callable[[str], Path]) -> None:
+def test_adapted_layers_of_models_equal_pefts_layers(kind: str, tiny_model: Callable[[str], Path]) -> None:
     model = load(kind, tiny_model)
     layers = [layer for layer in model.model.modules() if isinstance(layer, lora.Linear)]
     assert layers and all(type(layer) is AdaptedLinear for layer in layers)
@@ -363,7 +363,7 @@ def test_adapted_layers_compute_what_pefts_own_compute(kind: str, tiny_model: Ca
             torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
 
 
-def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callable[[str], Path]) -> None:
+def test_features_equal_hidden_states_without_the_adapter(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     asked = queries(model)
     features = model.features(asked)
@@ -394,7 +394,7 @@ def test_trie_probabilities_of_all_candidates_sum_to_one(tiny_model: Callable[[s
     ("normalisation", "lengths"),
     [("token", (3, 3, 5, 3, 1, 3)), ("word", (3, 3, 5, 3, 1, 3)), ("none", (1,) * 6)],
 )
-def test_candidates_are_weighed_by_likelihood_over_phrase_length(
+def test_candidate_probabilities_are_a_softmax_of_normalised_log_likelihoods(
     normalisation: str, lengths: tuple[int, ...], tiny_model: Callable[[str], Path]
 ) -> None:
     model = load("llama", tiny_model)
@@ -413,14 +413,14 @@ def test_candidates_are_weighed_by_likelihood_over_phrase_length(
     torch.testing.assert_close(scores.action_log_probs[0], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_words_and_tokens_differ_where_a_word_is_several_tokens(tiny_model: Callable[[str], Path]) -> None:
+def test_word_and_token_normalisation_differ_for_words_of_several_tokens(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     candidate = model.tokenizer.encode_action("get xylophones")
     assert make_policy(model, "candidates", "word")._length(candidate) == 2
     assert make_policy(model, "candidates", "token")._length(candidate) == len(candidate) - 1 > 2
 
 
-def test_entropies_are_those_of_the_enumerated_distributions(tiny_model: Callable[[str], Path]) -> None:
+def test_entropies_equal_those_of_enumerated_distributions(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model, "trie")
     asked = queries(model)
@@ -437,7 +437,7 @@ def test_entropies_are_those_of_the_enumerated_distributions(tiny_model: Callabl
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_free_text_is_scored_by_the_distribution_that_sampled_it(
+def test_free_text_scores_equal_sampling_log_probs(
     tiny_model: Callable[[str], Path], temperature: float
 ) -> None:
     model = load("llama", tiny_model)
@@ -457,7 +457,7 @@ def test_free_text_is_scored_by_the_distribution_that_sampled_it(
         torch.testing.assert_close(scores.action_entropy[b], entropy, atol=1e-4, rtol=1e-5)
 
 
-def test_greedy_free_text_takes_the_likeliest_token_each_time(tiny_model: Callable[[str], Path]) -> None:
+def test_greedy_free_text_takes_the_most_probable_token_each_time(tiny_model: Callable[[str], Path]) -> None:
     model = load("qwen2", tiny_model)
     prompts = [prompt for prompt, _ in queries(model)]
     for prompt, ids in zip(prompts, model.generate(prompts, max_tokens=6, greedy=True), strict=True):
@@ -465,7 +465,7 @@ def test_greedy_free_text_takes_the_likeliest_token_each_time(tiny_model: Callab
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_free_text_follows_the_models_distribution_and_stops_at_the_end_token(
+def test_free_text_is_sampled_from_the_model_and_stops_at_the_end_token(
     tiny_model: Callable[[str], Path], temperature: float
 ) -> None:
     model = load("llama", tiny_model)
@@ -483,7 +483,7 @@ def test_free_text_follows_the_models_distribution_and_stops_at_the_end_token(
         assert end not in ids[:-1]
 
 
-def test_a_models_own_generation_settings_do_not_bend_what_is_sampled(tiny_model: Callable[[str], Path]) -> None:
+def test_generation_settings_of_a_model_are_ignored(tiny_model: Callable[[str], Path]) -> None:
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.float32)
@@ -499,7 +499,7 @@ def test_a_models_own_generation_settings_do_not_bend_what_is_sampled(tiny_model
     torch.testing.assert_close(share, expected[repeated].sum(), atol=0.03, rtol=0)
 
 
-def test_prompts_longer_than_a_sliding_window_are_scored_as_the_model_reads_them(
+def test_prompts_longer_than_a_sliding_window_are_scored_correctly(
     tiny_model: Callable[[str], Path],
 ) -> None:
     from transformers import MistralConfig, MistralForCausalLM
@@ -521,7 +521,7 @@ def test_prompts_longer_than_a_sliding_window_are_scored_as_the_model_reads_them
         torch.testing.assert_close(scores.token_log_probs[0, k, : len(candidate)], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_outputs_and_features_do_not_depend_on_how_queries_are_grouped(tiny_model: Callable[[str], Path]) -> None:
+def test_outputs_and_features_do_not_depend_on_grouping(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model)
     together = policy.outputs(queries(model))
@@ -533,7 +533,7 @@ def test_outputs_and_features_do_not_depend_on_how_queries_are_grouped(tiny_mode
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_a_model_that_takes_no_tree_mask_falls_back_with_a_warning(
+def test_model_without_attention_is_unpacked_with_a_warning(
     tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -542,7 +542,7 @@ def test_a_model_that_takes_no_tree_mask_falls_back_with_a_warning(
     assert "does not take tree attention" in caplog.text
 
 
-def test_an_instruct_models_prompt_stands_in_its_chat_template(tiny_model: Callable[[str], Path]) -> None:
+def test_prompt_of_an_instruct_model_uses_its_chat_template(tiny_model: Callable[[str], Path]) -> None:
     tokenizer = load("qwen2", tiny_model).tokenizer
     prompt = tokenizer.prompt(tokenizer.encode("You carry a bowl."))
     assert tokenizer.decode(prompt) == "<|prefix|>user: You carry a bowl.<|suffix|><|prefix|>assistant:"
@@ -557,13 +557,13 @@ def test_an_instruct_models_prompt_stands_in_its_chat_template(tiny_model: Calla
         ({"quantize": "2bit"}, "2bit"),
     ],
 )
-def test_unknown_options_are_named(options: dict[str, str], message: str) -> None:
+def test_unknown_options_raise_with_their_value(options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_language_model("embedded", **{"device": "cpu", **options})
 
 
 @pytest.mark.parametrize("quantize", ["4bit", "8bit"])
-def test_quantised_models_go_through_the_same_path(quantize: str, tiny_model: Callable[[str], Path]) -> None:
+def test_quantised_models_have_similar_scores_and_finite_gradients(quantize: str, tiny_model: Callable[[str], Path]) -> None:
     pytest.importorskip("bitsandbytes")
     model = load("llama", tiny_model, quantize=quantize)
     policy = make_policy(model)

@@ -10,13 +10,13 @@ from trainers.prefix_tree import PART, PrefixTree, Query, along, build_tree, pac
 CANDIDATES = ((5, 6, 7, 2), (5, 6, 2), (5, 8, 2), (9, 2))
 
 
-def test_every_path_spells_its_candidate() -> None:
+def test_paths_contain_the_tokens_of_the_candidates() -> None:
     tree = build_tree(CANDIDATES)
     for row, candidate in enumerate(CANDIDATES):
         assert tuple(tree.edge_tokens[tree.paths[row][tree.mask[row]]]) == candidate
 
 
-def test_every_node_knows_its_beginnings() -> None:
+def test_nodes_have_depth_token_and_parent_of_their_prefix() -> None:
     tree = build_tree(CANDIDATES)
     for row, candidate in enumerate(CANDIDATES):
         nodes = tree.path_nodes[row, : len(candidate)]
@@ -25,14 +25,14 @@ def test_every_node_knows_its_beginnings() -> None:
         assert tree.parents[nodes].tolist() == [-1, *nodes[:-1]]
 
 
-def test_shared_beginnings_are_kept_once_and_whole_candidates_not_at_all() -> None:
+def test_nodes_are_the_distinct_proper_prefixes() -> None:
     tree = build_tree(CANDIDATES)
     beginnings = {candidate[:n] for candidate in CANDIDATES for n in range(len(candidate))}
     assert len(tree.node_tokens) == len(beginnings) == 6
     assert len(tree.edge_tokens) == len({candidate[: n + 1] for candidate in CANDIDATES for n in range(len(candidate))})
 
 
-def test_what_matters_for_some_candidates_is_their_way_and_every_token_beside_it() -> None:
+def test_along_keeps_paths_of_chosen_candidates_and_their_siblings() -> None:
     tree = build_tree(CANDIDATES)
     part = along(tree, (3, 1))
     assert part.candidates == ((9, 2), (5, 6, 2))
@@ -55,7 +55,7 @@ def test_what_matters_for_some_candidates_is_their_way_and_every_token_beside_it
         (((1, 2), (1, 2, 3)), "begin others"),
     ],
 )
-def test_candidates_that_make_no_tree_are_refused(candidates: tuple[tuple[int, ...], ...], message: str) -> None:
+def test_build_tree_refuses_invalid_candidates(candidates: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_tree(candidates)
 
@@ -79,7 +79,7 @@ def packed_queries() -> list[tuple[tuple[int, ...], PrefixTree]]:
 
 
 @pytest.mark.parametrize("multiple", [1, 8])
-def test_packed_tokens_attend_to_the_tokens_before_them_in_their_candidate_alone(multiple: int) -> None:
+def test_packed_tokens_attend_only_to_their_prompt_and_prefix(multiple: int) -> None:
     queries = packed_queries()
     batch = pack(queries, pad_id=0, multiple=multiple)
     _, depth, keys = batch.visible.shape
@@ -103,7 +103,7 @@ def test_packed_tokens_attend_to_the_tokens_before_them_in_their_candidate_alone
                 assert batch.position_ids[seen].tolist() == list(range(len(prompt) + position))
 
 
-def test_edges_and_paths_of_a_batch_spell_the_candidates() -> None:
+def test_paths_of_a_batch_contain_the_tokens_of_the_candidates() -> None:
     queries = packed_queries()
     batch = pack(queries, pad_id=0)
     for b, (_, tree) in enumerate(queries):
@@ -115,14 +115,14 @@ def test_edges_and_paths_of_a_batch_spell_the_candidates() -> None:
             )
 
 
-def test_equal_prompts_are_encoded_once() -> None:
+def test_equal_prompts_are_packed_once() -> None:
     batch = pack(packed_queries(), pad_id=0)
     assert batch.prompts == 3
     ids = batch.input_ids[: batch.prompts * batch.width].reshape(batch.prompts, -1)
     assert ids.tolist() == [[11, 12, 13], [14, 0, 0], [15, 16, 0]]
 
 
-def test_wide_trees_are_split_into_parts_that_hold_every_node_with_its_ancestors() -> None:
+def test_parts_of_wide_trees_contain_every_node_with_its_ancestors() -> None:
     tree = build_tree(random_candidates(2000))
     parts = tree.parts
     assert max(len(part.nodes) for part in parts) <= PART + 4  # the last candidate of a part has up to 5
@@ -138,18 +138,18 @@ def test_wide_trees_are_split_into_parts_that_hold_every_node_with_its_ancestors
             assert part.nodes[part.visible[row]].tolist() == ancestors[::-1]
 
 
-def test_no_row_of_the_mask_is_empty() -> None:
+def test_every_row_of_the_attention_mask_has_a_visible_key() -> None:
     batch = pack([Query((11, 12, 13), build_tree(CANDIDATES)), Query((14,), build_tree(((5, 7, 2),)))], pad_id=0)
     assert batch.visible.any(-1).all()
 
 
-def test_an_empty_prompt_is_refused() -> None:
+def test_empty_prompt_raises() -> None:
     with pytest.raises(ValueError, match="prompt is empty"):
         pack([Query((), build_tree(((5, 2),)))], pad_id=0)
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_groups_hold_every_query_once_and_keep_to_their_size(packed: bool) -> None:
+def test_groups_contain_every_query_once_and_respect_the_size_limit(packed: bool) -> None:
     rng = np.random.default_rng(0)
     trees = [build_tree(((5, 6, 2), (7, 2))), build_tree(CANDIDATES)]
     queries = [Query(tuple(range(1, 2 + int(n))), trees[n % 2]) for n in rng.integers(1, 40, size=50)]
@@ -178,7 +178,7 @@ def test_trees_with_long_candidates_cost_at_most_twice_their_nodes(shared: int, 
     assert set(np.concatenate([part.nodes for part in tree.parts])) == set(range(1, inner + 1))
 
 
-def test_queries_are_equal_where_prompts_candidates_and_siblings_are() -> None:
+def test_queries_are_equal_if_prompts_candidates_and_siblings_are() -> None:
     tree, again = build_tree.__wrapped__(CANDIDATES), build_tree.__wrapped__(CANDIDATES)
     assert tree is not again and tree == again and hash(tree) == hash(again)
     assert len({Query((5,), tree), Query((5,), again)}) == 1

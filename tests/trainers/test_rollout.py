@@ -71,7 +71,7 @@ def gather(mode: AutoresetMode, steps: int) -> Any:
     return collect(Scripted({}), envs, begin(envs, seed=0), steps, discount=0.5)
 
 
-def test_a_rollout_holds_what_was_seen_done_and_earned() -> None:
+def test_rollout_contains_rewards_ends_and_observations() -> None:
     rollout = gather(AutoresetMode.SAME_STEP, 7)
     assert rollout.rewards[:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
     assert rollout.terminated[:, 0].tolist() == [False, False, True, False, False, False, False]
@@ -81,7 +81,7 @@ def test_a_rollout_holds_what_was_seen_done_and_earned() -> None:
     assert rollout.valid.all()
 
 
-def test_a_truncated_episode_keeps_the_observation_it_ended_in() -> None:
+def test_rollout_contains_final_observations_of_truncated_episodes() -> None:
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
         rollout = gather(mode, 8)
         ends = [tuple(end) for end in np.argwhere(rollout.truncated)]
@@ -92,14 +92,14 @@ def test_a_truncated_episode_keeps_the_observation_it_ended_in() -> None:
             assert space.decode(observation) == "step 3"
 
 
-def test_returns_are_discounted_in_the_environments_units_of_time() -> None:
+def test_returns_are_discounted_by_time_units_of_the_environment() -> None:
     rollout = gather(AutoresetMode.SAME_STEP, 3)
     (episode, _) = rollout.episodes
     assert episode.discounted_return == pytest.approx(1 + 2 * 0.5**2 + 3 * 0.5**4)
     assert (episode.total_reward, episode.length, episode.success) == (6, 3, False)
 
 
-def test_autoreset_modes_give_equal_decisions_and_advantages() -> None:
+def test_autoreset_modes_give_equal_advantages() -> None:
     value_of = {f"step {n}": 0.1 * n**2 + 0.3 for n in range(4)}
     found = []
     for mode, steps in ((AutoresetMode.SAME_STEP, 9), (AutoresetMode.NEXT_STEP, 12)):
@@ -120,7 +120,7 @@ def test_autoreset_modes_give_equal_decisions_and_advantages() -> None:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_next_observations_are_those_of_the_same_episode(mode: AutoresetMode) -> None:
+def test_next_observations_belong_to_the_same_episode(mode: AutoresetMode) -> None:
     rollout = gather(mode, 8)
     followed = list(rollout.next_observations())
     assert [(after.t, after.n) for after in followed] == [tuple(place) for place in np.argwhere(rollout.valid)]
@@ -137,14 +137,14 @@ def test_next_observations_are_those_of_the_same_episode(mode: AutoresetMode) ->
             assert after.info["available_actions"] == ("wait", "hurry")
 
 
-def test_a_step_that_only_resets_counts_in_no_episode() -> None:
+def test_reset_steps_belong_to_no_episode() -> None:
     rollout = gather(AutoresetMode.NEXT_STEP, 8)
     assert (~rollout.valid).sum() == 4
     assert {episode.total_reward for episode in rollout.episodes} == {6.0}
     assert {episode.length for episode in rollout.episodes} == {3}
 
 
-def test_an_episode_goes_on_from_one_rollout_into_the_next() -> None:
+def test_episode_continues_across_rollouts() -> None:
     envs = countdowns(AutoresetMode.SAME_STEP, 1)
     situation = begin(envs, seed=0)
     agent = Scripted({})
@@ -153,7 +153,7 @@ def test_an_episode_goes_on_from_one_rollout_into_the_next() -> None:
     assert (episode.total_reward, episode.length) == (6, 3)
 
 
-def test_a_scripted_plan_earns_the_optimum(make_envs: Callable[..., gym.vector.VectorEnv]) -> None:
+def test_optimal_plan_has_the_optimal_return(make_envs: Callable[..., gym.vector.VectorEnv]) -> None:
     envs = make_envs(1)
     optimum = envs.get_attr("optimal_return")[0]
 
@@ -171,19 +171,19 @@ def test_a_scripted_plan_earns_the_optimum(make_envs: Callable[..., gym.vector.V
     assert episode.discounted_return == pytest.approx(optimum, abs=1e-6)
 
 
-def test_other_autoreset_modes_are_refused() -> None:
+def test_other_autoreset_modes_raise() -> None:
     envs = countdowns(AutoresetMode.DISABLED, 1)
     with pytest.raises(ValueError, match="SAME_STEP or NEXT_STEP"):
         collect(Scripted({}), envs, begin(envs), 1, discount=1.0)
 
 
-def test_environments_that_speak_text_are_refused() -> None:
+def test_environments_with_text_observations_raise() -> None:
     envs = gym.vector.SyncVectorEnv([Countdown], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match="interface='tokens'"):
         collect(Scripted({}), envs, begin(envs), 1, discount=1.0)
 
 
-def test_batched_infos_come_apart_as_they_were() -> None:
+def test_unbatch_infos_inverts_batching() -> None:
     batched = {
         "text": np.array(["a", None], dtype=object),
         "_text": np.array([True, False]),

@@ -55,13 +55,13 @@ def test_every_agent_trains_evaluates_and_resumes_on_a_gpu(trained: list[dict[st
 
 
 @pytest.mark.parametrize("way", ["waits", "waits_resumed"])
-def test_few_synchronisations_in_a_minibatch(trained: list[dict[str, Any]], way: str) -> None:
+def test_minibatches_have_few_synchronisations(trained: list[dict[str, Any]], way: str) -> None:
     for line in trained:
         count = sum(line[way].values()) / line["minibatches"]
         assert count <= WAITS_OF_A_MINIBATCH, f"{line['algo']}, {line['sampling']}: {count}\n{table(line[way])}"
 
 
-def test_a_placement_taken_out_of_the_source_makes_training_fail() -> None:
+def test_training_fails_without_a_placement() -> None:
     """Of tensors that CUDA does not take from the CPU. Many other placements are of indices, which it takes."""
     removed = on_simulated_gpu("--remove", *PLACEMENTS)
     assert {part for part in PLACEMENTS for line in removed if part in line["source"]} == set(PLACEMENTS)

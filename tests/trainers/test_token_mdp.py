@@ -189,7 +189,7 @@ every_gamma = pytest.mark.parametrize("gamma", [0.5, 0.9])
 
 @every_mdp
 @every_gamma
-def test_bad_finds_the_values_of_the_action_level_optimum(mdp: WordMDP, gamma: float) -> None:
+def test_bad_values_equal_the_action_level_optimum(mdp: WordMDP, gamma: float) -> None:
     optimum = action_value_iteration(mdp, gamma)
     values = token_value_iteration(mdp, gamma, gamma_token=1.0)
     np.testing.assert_allclose([values[s, ""] for s in mdp.states], optimum, rtol=0, atol=EXACT)
@@ -197,7 +197,7 @@ def test_bad_finds_the_values_of_the_action_level_optimum(mdp: WordMDP, gamma: f
 
 @every_mdp
 @every_gamma
-def test_bad_values_a_prefix_as_its_best_completion(mdp: WordMDP, gamma: float) -> None:
+def test_bad_value_of_a_prefix_is_that_of_its_best_completion(mdp: WordMDP, gamma: float) -> None:
     optimum = action_value_iteration(mdp, gamma)
     for (s, prefix), value in token_value_iteration(mdp, gamma, gamma_token=1.0).items():
         completions = [word for word in mdp.actions[s] if word.startswith(prefix)]
@@ -207,7 +207,7 @@ def test_bad_values_a_prefix_as_its_best_completion(mdp: WordMDP, gamma: float) 
 
 @every_mdp
 @every_gamma
-def test_bad_writes_the_optimal_actions_greedily(mdp: WordMDP, gamma: float) -> None:
+def test_bad_greedy_tokens_give_the_optimal_actions(mdp: WordMDP, gamma: float) -> None:
     optimum = action_value_iteration(mdp, gamma)
     values = token_value_iteration(mdp, gamma, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma, gamma_token=1.0)
@@ -220,14 +220,14 @@ def test_bad_writes_the_optimal_actions_greedily(mdp: WordMDP, gamma: float) -> 
 
 @every_mdp
 @pytest.mark.parametrize(("gamma", "gamma_token"), [(0.5, 0.5), (0.9, 0.9), (0.9, 0.7)])
-def test_naive_backup_discounts_an_action_by_its_length(mdp: WordMDP, gamma: float, gamma_token: float) -> None:
+def test_ntpo_backup_discounts_an_action_by_its_length(mdp: WordMDP, gamma: float, gamma_token: float) -> None:
     closed_form = action_value_iteration(mdp, gamma, gamma_token)
     values = token_value_iteration(mdp, gamma, gamma_token)
     np.testing.assert_allclose([values[s, ""] for s in mdp.states], closed_form, rtol=0, atol=EXACT)
 
 
 @every_gamma
-def test_naive_greedy_policy_is_never_better_and_often_worse(gamma: float) -> None:
+def test_ntpo_greedy_policy_is_never_better_and_often_worse(gamma: float) -> None:
     worse = 0
     for mdp in MDPS.values():
         optimum = action_value_iteration(mdp, gamma)
@@ -239,7 +239,7 @@ def test_naive_greedy_policy_is_never_better_and_often_worse(gamma: float) -> No
     assert worse >= len(MDPS) // 4
 
 
-def test_naive_backup_prefers_a_short_bad_action_to_a_long_good_one() -> None:
+def test_ntpo_prefers_a_short_bad_action_to_a_long_good_one() -> None:
     # Serving the dish as it is ("a") pays 1 and ends the episode. Cooking it ("bbbb") pays nothing
     # and leads to where serving ("a") pays 1.5. With gamma = 0.9, counted in actions:
     #     serve:       1                            cook, serve:  0.9 * 1.5         = 1.35
@@ -294,7 +294,7 @@ def play(
 @every_deterministic_mdp
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("gae_lambda_token", [0.0, 0.8, 1.0])
-def test_optimal_tokens_have_no_advantage_under_bad(mdp: WordMDP, gae_lambda: float, gae_lambda_token: float) -> None:
+def test_bad_advantages_of_optimal_tokens_are_zero(mdp: WordMDP, gae_lambda: float, gae_lambda_token: float) -> None:
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma=0.9, gamma_token=1.0)
     rollout = play(mdp, policy, values)
@@ -311,7 +311,7 @@ def test_optimal_tokens_have_no_advantage_under_bad(mdp: WordMDP, gae_lambda: fl
 
 
 @every_deterministic_mdp
-def test_a_token_is_blamed_for_what_it_forgoes_under_bad(mdp: WordMDP) -> None:
+def test_bad_advantages_of_an_action_sum_to_its_loss_of_value(mdp: WordMDP) -> None:
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     optimum = action_value_iteration(mdp, gamma=0.9)
     policy = {s: max(mdp.actions[s]) for s in mdp.states}  # the last word of the alphabet
@@ -323,7 +323,7 @@ def test_a_token_is_blamed_for_what_it_forgoes_under_bad(mdp: WordMDP) -> None:
 
 
 @every_deterministic_mdp
-def test_a_discount_inside_actions_finds_fault_with_optimal_tokens(mdp: WordMDP) -> None:
+def test_discount_inside_actions_gives_optimal_tokens_nonzero_advantage(mdp: WordMDP) -> None:
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma=0.9, gamma_token=1.0)
     advantages, _ = gae(*play(mdp, policy, values), gamma=0.9, gae_lambda=1, gamma_token=0.9, gae_lambda_token=1)
