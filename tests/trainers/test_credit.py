@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over actions and over tokens."""
+"""Generalised advantage estimation over actions and over tokens, compared with slow references and hand calculation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ Convert = Callable[[Any], Any]
 
 DISCOUNTS = {"gamma": 0.9, "gae_lambda": 0.8, "gamma_token": 0.95, "gae_lambda_token": 0.7}
 BAD = {"gamma_token": 1.0, "gae_lambda_token": 1.0}
+"""Bellman backup with action decomposition (BAD, arXiv 2405.15821), here also without decay inside an action."""
 
 
 class Rollout(NamedTuple):
-    """The array arguments of gae, in its order."""
+    """The array arguments of ``gae``, in its order."""
 
     rewards: Any
     values: Any
@@ -32,12 +33,12 @@ class Rollout(NamedTuple):
 
     @property
     def at_action_level(self) -> tuple[Any, Any, Any, Any]:
-        """The arguments of action_gae below: the value of an action is the one before its first token."""
+        """The arguments of ``action_gae``: the value of an action is the one before its first token."""
         return self.rewards, self.values[:, :, 0], self.next_values, self.episode_ends
 
 
 def ragged_rollout(seed: int, *, steps: int = 7, envs: int = 3, length: int = 5) -> Rollout:
-    """Random actions of 1 to `length` tokens; episodes that end, some of them by truncation."""
+    """Return random actions of 1 to ``length`` tokens, in episodes of random length, some of them truncated."""
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(steps, envs, length))
     mask = np.arange(length) < rng.integers(1, length + 1, size=(steps, envs, 1))
@@ -50,7 +51,7 @@ def ragged_rollout(seed: int, *, steps: int = 7, envs: int = 3, length: int = 5)
 
 
 def dyadic_rollout(seed: int) -> Rollout:
-    """Multiples of 1/4, on which float64 rounds nothing if the discounts are powers of 2 too."""
+    """Return a rollout of multiples of 1/4: with discounts that are powers of 2, float64 results are exact."""
     rollout = ragged_rollout(seed)
     rewards, values, next_values = (
         np.round(4 * array) / 4 for array in (rollout.rewards, rollout.values, rollout.next_values)
@@ -61,7 +62,7 @@ def dyadic_rollout(seed: int) -> Rollout:
 def action_gae(
     rewards: Any, values: Any, next_values: Any, episode_ends: Any, *, gamma: Any, gae_lambda: float
 ) -> tuple[Floats, Floats]:
-    """GAE over whole actions: one credit step in each; arrays (T, N)."""
+    """Return ``gae`` with one credit step in each action: arrays (T, N)."""
     mask = np.ones((*np.shape(values), 1), dtype=bool)
     values = values[..., None]
     advantages, returns = gae(rewards, values, mask, next_values, episode_ends, gamma=gamma, gae_lambda=gae_lambda)
@@ -76,7 +77,7 @@ def reference_action_gae(
     gamma: float,
     gae_lambda: float,
 ) -> Floats:
-    """The definition, as a sum over the future: A_t = sum_k (gamma lambda)^k delta_{t+k}."""
+    """Return the definition, as a sum over the future: A_t = sum_k (gamma lambda)^k delta_{t+k}."""
     steps, envs = rewards.shape
     advantages = np.zeros((steps, envs))
     for n in range(envs):
@@ -97,7 +98,7 @@ def reference_token_gae(
     gamma_token: float,
     gae_lambda_token: float,
 ) -> Floats:
-    """The recurrences of the two equations, token by token from the end of each environment."""
+    """Return the recurrences of equations 9 and 13, token by token from the end of each environment."""
     rewards, values, mask, next_values, ends = (array.tolist() for array in rollout)
     steps, envs, length = rollout.values.shape
     advantages = np.zeros((steps, envs, length))
@@ -121,7 +122,7 @@ def reference_token_gae(
 
 
 def of_dtype(dtype: str) -> Convert:
-    """A conversion to a floating dtype; booleans stay booleans."""
+    """Return a conversion to a floating dtype that leaves booleans unchanged."""
     return lambda array: array if array.dtype == bool else array.astype(dtype)
 
 
@@ -183,7 +184,7 @@ def test_gae_of_smallest_rollouts(steps: int, envs: int, length: int) -> None:
     assert returns.shape == (steps, envs, length)
 
 
-# Numbers worked by hand
+# Values computed by hand
 
 
 def test_gae_over_actions_by_hand() -> None:
@@ -204,12 +205,12 @@ def test_gae_over_actions_by_hand() -> None:
 
 
 def test_gae_over_tokens_by_hand() -> None:
-    # An action of 3 tokens, then one of 2 that terminates. gamma = 1/2 and lambda = 1/2: 1/4 passes
-    # from action to action; gamma_token = 1/2 and lambda_token = 1: 1/2 passes from token to token.
-    #   Second action, values 2, 6, reward 10, followed by 0:
+    # An action of 3 tokens, then one of 2 that terminates. gamma = 1/2 and lambda = 1/2, so gamma lambda = 1/4;
+    # gamma_token = 1/2 and lambda_token = 1, so gamma_token lambda_token = 1/2.
+    #   Second action, values 2, 6, reward 10, next value 0:
     #     delta_2 = 10 + 0      - 6 = 4      A_2 = 4
     #     delta_1 = 1/2 * 6     - 2 = 1      A_1 = 1 + 1/2 * 4 = 3
-    #   First action, values 1, 4, 2, reward 1, followed by the second's first value, 2:
+    #   First action, values 1, 4, 2, reward 1, next value 2 (the first value of the second action):
     #     delta_3 = 1 + 1/2 * 2 - 2 = 0      A_3 = 0 + 1/4 * 3 = 0.75
     #     delta_2 = 1/2 * 2     - 4 = -3     A_2 = -3 + 1/2 * 0.75 = -2.625
     #     delta_1 = 1/2 * 4     - 1 = 1      A_1 = 1 + 1/2 * -2.625 = -0.3125
@@ -229,8 +230,8 @@ def test_gae_over_tokens_by_hand() -> None:
 
 
 def test_bad_returns_of_all_tokens_equal_the_reward_by_hand() -> None:
-    # One action of 3 tokens, reward 5, terminates. With no discount and no decay inside the action
-    # every token's return is the reward itself, whatever the critic says in between.
+    # One action of 3 tokens, reward 5, terminates. With no discount and no decay inside the action, the return of every
+    # token equals the reward, for any values in between.
     advantages, returns = gae(
         rewards=np.array([[5.0]]),
         values=np.array([[[1.0, -3.0, 2.0]]]),
@@ -246,7 +247,7 @@ def test_bad_returns_of_all_tokens_equal_the_reward_by_hand() -> None:
 
 
 def test_ntpo_discounts_the_reward_of_earlier_tokens_by_hand() -> None:
-    # The same action under a critic that says 0: NTPO's first of 3 tokens gets 1/2 * 1/2 of 5.
+    # The same action with values 0: NTPO's advantage of the first of 3 tokens is 1/2 * 1/2 * 5.
     advantages, _ = gae(
         rewards=np.array([[5.0]]),
         values=np.zeros((1, 1, 3)),
@@ -261,7 +262,7 @@ def test_ntpo_discounts_the_reward_of_earlier_tokens_by_hand() -> None:
     assert advantages.tolist() == [[[1.25, 2.5, 5.0]]]
 
 
-# What joins the two levels
+# Relations between the two levels
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -331,7 +332,7 @@ def test_last_reward_changes_all_advantages_of_its_episode() -> None:
 def test_truncated_step_bootstraps_like_any_other(
     ends: list[list[bool]],
 ) -> None:
-    # 1 + 1/2 * 8 - 2 = 3: a truncation stops the accumulation, not the bootstrap.
+    # 1 + 1/2 * 8 - 2 = 3: a truncation stops the accumulation, but not the bootstrap.
     reward, value, next_value = (np.array([[number]]) for number in (1.0, 2.0, 8.0))
     at_action, _ = action_gae(reward, value, next_value, ends, gamma=0.5, gae_lambda=0.5)
     assert at_action.tolist() == [[3.0]]
@@ -341,7 +342,7 @@ def test_truncated_step_bootstraps_like_any_other(
 
 
 def test_termination_does_not_bootstrap() -> None:
-    # 1 + 1/2 * 0 - 2 = -1, though the next episode begins with value 8.
+    # 1 + 1/2 * 0 - 2 = -1, although the next episode begins with value 8.
     advantages, _ = action_gae(
         rewards=np.array([[1.0], [0.0]]),
         values=np.array([[2.0], [8.0]]),
@@ -383,7 +384,7 @@ def test_row_without_an_action_is_zero_and_isolates_its_neighbours(
 
     assert (advantages[3, 1] == 0).all()
     assert (returns[3, 1] == 0).all()
-    # The two halves are what they are alone, the first ending on its own next value.
+    # Each half equals the result for this half alone; the first one bootstraps from its own next value.
     for half in (slice(0, 3), slice(4, None)):
         alone, _ = gae(*(array[half, 1:2] for array in rollout), **DISCOUNTS)
         np.testing.assert_array_equal(advantages[half, 1:2], alone)
@@ -400,7 +401,7 @@ def test_row_without_an_action_is_isolated_at_the_action_level() -> None:
     np.testing.assert_array_equal(after[real], before[real])
 
 
-# What goes in and comes out
+# Types of arguments and results
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -457,7 +458,9 @@ assert "torch" not in sys.modules
     ],
 )
 @both_precisions
-def test_disagreeing_shapes_raise_with_the_argument_name(convert: Convert, argument: str, shape: tuple[int, ...]) -> None:
+def test_disagreeing_shapes_raise_with_the_argument_name(
+    convert: Convert, argument: str, shape: tuple[int, ...]
+) -> None:
     rollout = ragged_rollout(9)._replace(**{argument: np.ones(shape)})
     with pytest.raises(ValueError, match=rf"{argument} .*\(7, 3, 5\).*{str(shape)[1:-1]}"):
         gae(*map(convert, rollout), **DISCOUNTS)

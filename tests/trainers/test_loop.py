@@ -1,4 +1,4 @@
-"""Training from end to end: logs, checkpoints, resuming, evaluating; a run that is killed goes on as if it had not."""
+"""Training from end to end: metrics, checkpoints, evaluation, and exact resuming of a killed run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_resumed_run_equals_uninterrupted_run_bit_for_bit(tmp_path: Path) -> Non
     killed = run(tmp_path / "killed", 512)
     assert killed.stdout is not None
     for line in killed.stdout:
-        if int(line) == 9:  # between two checkpoints: iteration 9's line is written and will be made again
+        if int(line) == 9:  # between two checkpoints, so that iteration 9 must be repeated
             os.kill(killed.pid, signal.SIGKILL)
             break
     assert killed.wait(timeout=60) == -signal.SIGKILL
@@ -74,11 +74,11 @@ def test_resumed_run_equals_uninterrupted_run_bit_for_bit(tmp_path: Path) -> Non
     resumed = without_timing(tmp_path / "killed" / "metrics.jsonl")
     assert len(whole) == 16
     assert resumed == whole
-    ours, theirs = (
+    resumed_adapter, whole_adapter = (
         (tmp_path / name / "checkpoints" / "last" / "adapter" / "adapter_model.safetensors").read_bytes()
         for name in ("killed", "whole")
     )
-    assert ours == theirs
+    assert resumed_adapter == whole_adapter
 
 
 def test_train_writes_metrics_events_and_the_adapter(tmp_path: Path, make_envs: Envs) -> None:
@@ -97,10 +97,10 @@ def test_train_writes_metrics_events_and_the_adapter(tmp_path: Path, make_envs: 
 
 
 def test_tensorboard_events_contain_the_metrics(tmp_path: Path, make_envs: Envs) -> None:
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     envs = make_envs(2)
     lines = train(trainers.make("poad", envs, seed=1), envs, 64, run_dir=tmp_path / "run", rollout_steps=16)
-    events = reading.EventAccumulator(str(tmp_path / "run"))
+    events = accumulator.EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     entropies = [(event.step, event.value) for event in events.Scalars("entropy")]
     assert entropies == [(line["step"], pytest.approx(line["entropy"])) for line in lines]
@@ -110,8 +110,8 @@ def test_reset_steps_are_not_counted(make_envs: Envs) -> None:
     envs = make_envs(2, autoreset_mode=AutoresetMode.NEXT_STEP)
     (line,) = train(trainers.make("random", envs), envs, 400, rollout_steps=250)
     assert line["episodes"] > 4
-    resets_still_to_come = 500 - line["step"] - line["episodes"]
-    assert -2 <= resets_still_to_come <= 0
+    pending_resets = line["step"] + line["episodes"] - 500  # of episodes that end with the last step
+    assert 0 <= pending_resets <= 2
 
 
 def test_train_does_not_overwrite_a_run(tmp_path: Path, make_envs: Envs) -> None:
@@ -172,7 +172,7 @@ def test_resume_without_a_run_raises(tmp_path: Path, make_envs: Envs) -> None:
 
 
 class Learner:
-    """Reports whatever it is told to."""
+    """An agent that returns given metrics."""
 
     def __init__(self, metrics: list[dict[str, float]]) -> None:
         self.metrics = iter(metrics)
@@ -216,10 +216,10 @@ def test_only_the_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 4}
     for name in ("last", "best"):
         (tmp_path / name).unlink()
-    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 4}, "a copy may have lost its links"
+    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 4}, "in a copy without links"
     shutil.copytree(tmp_path / "step-0000000004", tmp_path / "last")
     save(5, False)
-    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 5}, "or followed them"
+    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 5}, "in a copy that followed links"
     (tmp_path / "step-0000000005" / "progress.json").write_bytes(b"")
     with pytest.raises(ValueError, match=r"step-0000000005 cannot be loaded: .* delete"):
         load_checkpoint(tmp_path, lambda folder: None)
@@ -230,14 +230,14 @@ def test_interrupted_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "weights").write_text("whole")
 
-    def dying(folder: Path) -> None:
+    def interrupted(folder: Path) -> None:
         folder.mkdir()
-        (folder / "weights").write_text("ha")
+        (folder / "weights").write_text("unfinished")
         raise KeyboardInterrupt
 
     save_checkpoint(tmp_path, 1, whole, 1, best=True)
     with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(tmp_path, 2, dying, 2, best=True)
+        save_checkpoint(tmp_path, 2, interrupted, 2, best=True)
     assert (tmp_path / "last" / "weights").read_text() == "whole"
     assert load_checkpoint(tmp_path, lambda folder: None) == 1
     save_checkpoint(tmp_path, 2, whole, 2, best=False)
@@ -256,11 +256,11 @@ def test_evaluation_runs_the_requested_number_of_episodes(make_envs: Envs) -> No
         def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[trainers.Action]:
             return [trainers.Action("chop") for _ in infos]
 
-    played = evaluate(Waiter(), ENVIRONMENT, 5, num_envs=2)
-    idle_forever = -0.001 * (1 - 0.99**200) / (1 - 0.99)
-    np.testing.assert_allclose(played.returns, [idle_forever] * 5)
-    assert played.mean_return == pytest.approx(idle_forever)
-    assert played.success_rate == 0
+    evaluation = evaluate(Waiter(), ENVIRONMENT, 5, num_envs=2)
+    idle_return = -0.001 * (1 - 0.99**200) / (1 - 0.99)
+    np.testing.assert_allclose(evaluation.returns, [idle_return] * 5)
+    assert evaluation.mean_return == pytest.approx(idle_return)
+    assert evaluation.success_rate == 0
 
 
 def test_equal_seeds_give_equal_evaluations(make_envs: Envs) -> None:

@@ -1,4 +1,4 @@
-"""The objectives against numbers worked by hand."""
+"""PPO's losses, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MASK = torch.tensor([[True, True], [True, False]])
 def test_policy_loss_clips_gains_but_not_losses() -> None:
     ratios = torch.tensor([[1.5, 0.5], [1.5, 9.0]])
     advantages = torch.tensor([[2.0, -1.0], [-3.0, 100.0]])
-    # min(1.5·2, 1.2·2) = 2.4; min(−0.5, −0.8) = −0.8; min(−4.5, −3.6) = −4.5; the last is padding
+    # min(1.5·2, 1.2·2) = 2.4; min(−0.5, −0.8) = −0.8; min(−4.5, −3.6) = −4.5; the last entry is padding
     loss = clipped_policy_loss(ratios.log(), torch.zeros(2, 2), advantages, MASK, clip=0.2)
     assert loss.item() == pytest.approx(-(2.4 - 0.8 - 4.5), rel=1e-6)
 

@@ -1,4 +1,4 @@
-"""Prefix trees and packed batches, against what they are made of."""
+"""Prefix trees and packed batches, compared with the candidates and prompts that they contain."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_nodes_have_depth_token_and_parent_of_their_prefix() -> None:
 
 def test_nodes_are_the_distinct_proper_prefixes() -> None:
     tree = build_tree(CANDIDATES)
-    beginnings = {candidate[:n] for candidate in CANDIDATES for n in range(len(candidate))}
-    assert len(tree.node_tokens) == len(beginnings) == 6
+    prefixes = {candidate[:n] for candidate in CANDIDATES for n in range(len(candidate))}
+    assert len(tree.node_tokens) == len(prefixes) == 6
     assert len(tree.edge_tokens) == len({candidate[: n + 1] for candidate in CANDIDATES for n in range(len(candidate))})
 
 
@@ -41,9 +41,9 @@ def test_along_keeps_paths_of_chosen_candidates_and_their_siblings() -> None:
         nodes = part.path_nodes[row, : len(candidate)]
         assert part.node_tokens[nodes[1:]].tolist() == list(candidate[:-1])
         for position, node in enumerate(nodes):
-            beside = {other[position] for other in CANDIDATES if other[:position] == candidate[:position]}
-            assert set(part.edge_tokens[part.edge_nodes == node]) == beside
-    assert len(part.node_tokens) == 4, "the empty beginning, (5), (5, 6), (9)"
+            siblings = {other[position] for other in CANDIDATES if other[:position] == candidate[:position]}
+            assert set(part.edge_tokens[part.edge_nodes == node]) == siblings
+    assert len(part.node_tokens) == 4, "(), (5), (5, 6), (9)"
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_along_keeps_paths_of_chosen_candidates_and_their_siblings() -> None:
     [
         ((), "non-empty"),
         (((1, 2), ()), "non-empty"),
-        (((1, 2), (1, 2)), "differ"),
-        (((1, 2), (1, 2, 3)), "begin others"),
+        (((1, 2), (1, 2)), "distinct"),
+        (((1, 2), (1, 2, 3)), "prefixes of others"),
     ],
 )
 def test_build_tree_refuses_invalid_candidates(candidates: tuple[tuple[int, ...], ...], message: str) -> None:
@@ -62,14 +62,14 @@ def test_build_tree_refuses_invalid_candidates(candidates: tuple[tuple[int, ...]
 
 def random_candidates(count: int, tokens: int = 12, longest: int = 6) -> tuple[tuple[int, ...], ...]:
     rng = np.random.default_rng(count)
-    found: set[tuple[int, ...]] = set()
-    while len(found) < count:
-        found.add((*rng.integers(5, 5 + tokens, rng.integers(1, longest)).tolist(), 2))
-    return tuple(rng.permutation(np.array(sorted(found), dtype=object)).tolist())
+    candidates: set[tuple[int, ...]] = set()
+    while len(candidates) < count:
+        candidates.add((*rng.integers(5, 5 + tokens, rng.integers(1, longest)).tolist(), 2))
+    return tuple(rng.permutation(np.array(sorted(candidates), dtype=object)).tolist())
 
 
 def packed_queries() -> list[tuple[tuple[int, ...], PrefixTree]]:
-    """Two of them with one prompt, one with a tree of several parts, one without inner nodes."""
+    """Return four queries: two with equal prompts, one with a tree of several parts, one with only a root."""
     return [
         ((11, 12, 13), build_tree(CANDIDATES)),
         ((14,), build_tree(((5, 6, 2),))),
@@ -90,17 +90,17 @@ def test_packed_tokens_attend_only_to_their_prompt_and_prefix(multiple: int) -> 
         for row, candidate in enumerate(tree.candidates):
             for position, node in enumerate(tree.path_nodes[row, : len(candidate)]):
                 column = columns[node]
-                if node == 0:  # a root is the last token of its prompt, which is causal
-                    seen = np.arange(column // batch.width * batch.width, column + 1)
+                if node == 0:  # a root is the last token of its prompt, in which attention is causal
+                    visible = np.arange(column // batch.width * batch.width, column + 1)
                 else:
-                    part, own = divmod(column - prompt_columns, depth)
-                    keys_seen = np.flatnonzero(batch.visible[part, own])
-                    first = prompt_columns + part * depth - batch.width
-                    start = batch.owners[part] * batch.width
-                    seen = np.where(keys_seen < batch.width, start + keys_seen, first + keys_seen)
-                seen = seen[np.argsort(batch.position_ids[seen])]
-                assert batch.input_ids[seen].tolist() == [*prompt, *candidate[:position]]
-                assert batch.position_ids[seen].tolist() == list(range(len(prompt) + position))
+                    part, row_of_part = divmod(column - prompt_columns, depth)
+                    visible_keys = np.flatnonzero(batch.visible[part, row_of_part])
+                    part_start = prompt_columns + part * depth - batch.width
+                    prompt_start = batch.owners[part] * batch.width
+                    visible = np.where(visible_keys < batch.width, prompt_start, part_start) + visible_keys
+                visible = visible[np.argsort(batch.position_ids[visible])]
+                assert batch.input_ids[visible].tolist() == [*prompt, *candidate[:position]]
+                assert batch.position_ids[visible].tolist() == list(range(len(prompt) + position))
 
 
 def test_paths_of_a_batch_contain_the_tokens_of_the_candidates() -> None:
@@ -125,7 +125,7 @@ def test_equal_prompts_are_packed_once() -> None:
 def test_parts_of_wide_trees_contain_every_node_with_its_ancestors() -> None:
     tree = build_tree(random_candidates(2000))
     parts = tree.parts
-    assert max(len(part.nodes) for part in parts) <= PART + 4  # the last candidate of a part has up to 5
+    assert max(len(part.nodes) for part in parts) <= PART + 4  # the last candidate of a part has up to 5 nodes
     assert set(np.concatenate([part.nodes for part in parts])) == set(range(1, len(tree.parents)))
     total = sum(len(part.nodes) for part in parts)
     assert total < 1.1 * len(tree.parents), "few nodes are in two parts"
@@ -183,7 +183,7 @@ def test_queries_are_equal_if_prompts_candidates_and_siblings_are() -> None:
     assert tree is not again and tree == again and hash(tree) == hash(again)
     assert len({Query((5,), tree), Query((5,), again)}) == 1
     assert Query((5,), tree) != Query((6,), tree)
-    # The same candidates, with and without the siblings that a token is chosen among.
+    # Equal candidates, with and without the siblings of their tokens.
     assert along(tree, (0, 1)).candidates == build_tree(CANDIDATES[:2]).candidates
     assert along(tree, (0, 1)) != build_tree(CANDIDATES[:2])
     assert along(tree, (0, 1)) == along.__wrapped__(again, (0, 1))
