@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 MAX_WAITS = 60
 """Limit of synchronisations for each minibatch of an update (measured: 29 to 38, with one forward pass each)."""
 
-PLACEMENTS = ("batch.visible)", "batch.input_ids)", "batch.position_ids)", "batch.mask)", "critic_hidden).to(")
+PLACEMENTS = ("batch.visible)", "batch.input_ids)", "batch.position_ids)", "batch.mask)", "critic.to(")
 """Parts of source lines that place tensors which CUDA does not accept from the CPU."""
 
 pytestmark = pytest.mark.skipif(
