@@ -1,0 +1,40 @@
+"""Sphinx configuration: `make docs` builds the site into docs/_build/html."""
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+
+import generate  # noqa: E402
+from lang_envs import __version__ as release  # noqa: E402, F401
+
+generate.write(DOCS / "generated")
+
+project = "lang-envs"
+html_title = "lang-envs"
+copyright = "the authors of lang-envs, MIT licence"
+extensions = [
+    "myst_parser",  # pages are Markdown
+    "sphinx.ext.autodoc",  # the API reference comes from docstrings
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",  # docstrings are in NumPy style
+    "sphinx.ext.viewcode",  # [source] links, without a network
+    "mathml",
+]
+exclude_patterns = ["_build", "generated/parts"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+suppress_warnings = ["myst.header"]  # included results begin at their own heading level
+
+html_theme = "furo"
+html_math_renderer = "mathml"
+html_theme_options = {"light_css_variables": {"font-stack": "system-ui, sans-serif"}}
+
+autosummary_generate = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # types are in the docstrings
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+# Without a network there are no other projects' inventories, so only our own names are checked.
+nitpick_ignore_regex = [("py:.*", r"(?!lang_envs|trainers|benchmarks).*")]

@@ -1,0 +1,96 @@
+"""Write the parts of the site that follow from the code: manuals and tables of environments, settings, results."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import gymnasium as gym
+from docstring_parser import parse_from_object
+from gymnasium.envs.registration import load_env_creator
+
+from lang_envs import ENVIRONMENTS
+from trainers import AGENTS
+from trainers.agents.settings import EMBEDDED_SETTINGS
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+ALGORITHMS = ("poad", "ntpo", "twosome")
+Row = tuple[str, ...]
+
+
+def write(folder: Path) -> None:
+    """Write all parts: ``folder/parts`` is included by other pages, ``folder/results`` holds pages."""
+    parts = {f"{name}.md": manual(name) for name in families()}
+    parts |= {f"{name}-ids.md": environments_table(name) for name in families()}
+    parts |= {f"{name}-settings.md": settings_table(name) for name in ALGORITHMS}
+    pages = {path.name: results_page(path) for path in sorted(RESULTS.glob("*.md")) if path.stem != "README"}
+    for place, files in (("parts", parts), ("results", pages)):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            path = folder / place / name
+            if not path.exists() or path.read_text() != text:  # so that Sphinx rebuilds only what changed
+                path.write_text(text)
+
+
+def families() -> list[str]:
+    """Return the families of environments: "overcooked", …"""
+    return list(dict.fromkeys(name.partition("-")[0].lower() for name in ENVIRONMENTS))
+
+
+def environments_table(family: str) -> str:
+    """Return a table of the ids of a family with their phrases, discount, optimal return and task."""
+    rows: list[Row] = []
+    for name, environment in ENVIRONMENTS.items():
+        if not name.lower().startswith(f"{family}-"):
+            continue
+        phrases, discount, optimum = "any text", "", ""
+        if environment.finite:  # the others need their data set
+            env: Any = gym.make(name, interface="text").unwrapped
+            phrases, discount, optimum = str(len(env.action_names)), str(env.discount), f"{env.optimal_return:.4f}"
+        rows.append((f"`{name}`", phrases, discount, optimum, environment.summary))
+    return _table(("id", "phrases", "γ", "optimal return", "task"), rows)
+
+
+def manual(family: str) -> str:
+    """Return the class docstring of a family as Markdown, its sections as headings of level 2."""
+    entry_point = next(env.entry_point for name, env in ENVIRONMENTS.items() if name.lower().startswith(family))
+    text = inspect.cleandoc(load_env_creator(entry_point).__doc__ or "")
+    text = re.sub(r"^(.+)\n-{3,}$", r"## \1", text, flags=re.MULTILINE)  # NumPy's headings
+    text = re.sub(r"^([\w, ]+) : (.+)\n {4}", r"\n`\1` : \2\n: ", text, flags=re.MULTILINE)  # NumPy's parameters
+    text = re.sub(r"^([\w.]+)\n {4}", r"\n`\1`\n: ", text, flags=re.MULTILINE)  # what is raised
+    return re.sub(r":(\w+):`([^`]+)`", r"{py:\1}`\2`", text) + "\n"
+
+
+def settings_table(algorithm: str) -> str:
+    """Return a table of an algorithm's settings: name, default, default with the embedded model, meaning."""
+    settings = resolve_name(AGENTS[algorithm]).settings_type
+    meanings = {
+        parameter.arg_name: " ".join((parameter.description or "").split())
+        for base in reversed(settings.__mro__[:-1])
+        for parameter in parse_from_object(base).params
+    }
+    rows = []
+    for field in fields(settings):
+        default = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
+        embedded = EMBEDDED_SETTINGS.get(field.name, default)
+        other = f"`{_value(embedded)}`" if embedded != default else ""
+        rows.append((f"`{field.name}`", f"`{_value(default)}`", other, meanings[field.name]))
+    return _table(("setting", "default", "with the embedded model", "meaning"), rows)
+
+
+def results_page(path: Path) -> str:
+    """Return a page that includes a page of published results."""
+    return f"```{{include}} ../../../benchmarks/results/{path.name}\n:relative-images:\n```\n"
+
+
+def _table(header: Row, rows: list[Row]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _value(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
