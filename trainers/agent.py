@@ -1,27 +1,27 @@
-"""All that a third party has to know to plug in an agent: what it is asked, what it answers, what it learns from."""
+"""The interface of an agent: what it observes, what it returns, what it learns from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class Action:
-    """What an agent says in one environment.
+    """One action of an agent in one environment.
 
     Attributes
     ----------
     text : str
         The phrase or the free text.
     token_ids : tuple of int
-        The same in the environment's tokens, the end token included where the agent said it. Left empty, the text is encoded.
+        The same in the environment's tokens, with the end token if the agent sampled it. Empty: the text is encoded.
     record : Any
-        Whatever the agent wants back in ``learn``.
+        Whatever the agent needs of this action in ``learn``.
     """
 
     text: str
@@ -31,12 +31,34 @@ class Action:
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode that ended: ``discounted_return`` counts time in the environment's own units, ``length`` in decisions."""
+    """A finished episode; ``discounted_return`` is discounted by environment time, ``length`` counts its steps."""
 
     discounted_return: float
     total_reward: float
     length: int
     success: bool
+
+
+class NextObservation(NamedTuple):
+    """What follows environment step (t, n) of a rollout.
+
+    Attributes
+    ----------
+    t, n : int
+        Index of the step and of the environment.
+    observation : int64 array (L,) or None
+        The next observation of the same episode; None after a termination.
+    info : dict
+        Its info, with its available actions; empty after a termination.
+    truncated : bool
+        Whether the episode was truncated there. The observation is then the final one, and no action is taken on it.
+    """
+
+    t: int
+    n: int
+    observation: np.ndarray | None
+    info: dict[str, Any]
+    truncated: bool
 
 
 @dataclass
@@ -46,23 +68,23 @@ class Rollout:
     Attributes
     ----------
     observations : int64 array (T, N, L)
-        What each decision was taken on.
+        The observation before each action.
     infos, actions : list of T lists of N
     rewards : float64 array (T, N)
     durations : float64 array (T, N)
-        How much of the environment's time each step took: its primitive steps, or 1.
+        Units of environment time of each step: its primitive steps, or 1.
     terminated, truncated : bool array (T, N)
         Whether the episode ended with this step, and how.
     valid : bool array (T, N)
-        False where a vector environment in NEXT_STEP mode used the step to reset: no decision counts there.
+        False where a vector environment in NEXT_STEP mode used the step to reset: the action had no effect there.
     final : dict
-        For every truncated (t, n) the observation and info that the episode ended in.
+        For every truncated (t, n) the final observation and info of the episode.
     outcomes : list of T lists of N
-        What the environment said of each step: its info, or the final info of an episode that ended with it.
+        The info that each step returned; at the end of an episode its final info.
     last_observations : int64 array (N, L)
-        What follows the last step; ``last_infos`` likewise.
+        The observations after the last step; ``last_infos`` likewise.
     episodes : list of Episode
-        Those that ended in this rollout, in the order in which they ended.
+        Episodes that ended in this rollout, in the order in which they ended.
     """
 
     observations: np.ndarray
@@ -81,29 +103,43 @@ class Rollout:
 
     @property
     def episode_ends(self) -> np.ndarray:
-        """Where nothing flows back from the next row: bool array (T, N)."""
+        """Steps after which nothing flows back from the next row: bool array (T, N)."""
         return self.terminated | self.truncated | ~self.valid
+
+    def next_observations(self) -> Iterator[NextObservation]:
+        """Yield what follows each valid step, by time, then by environment."""
+        for t, n in np.argwhere(self.valid).tolist():
+            if self.terminated[t, n]:
+                yield NextObservation(t, n, None, {}, False)
+            elif self.truncated[t, n]:
+                yield NextObservation(t, n, *self.final[t, n], True)
+            elif t + 1 < len(self.rewards):
+                yield NextObservation(t, n, self.observations[t + 1, n], self.infos[t + 1][n], False)
+            else:
+                yield NextObservation(t, n, self.last_observations[n], self.last_infos[n], False)
 
 
 @runtime_checkable
 class Player(Protocol):
-    """An agent that only plays."""
+    """An agent that acts and does not learn."""
 
     def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
-        """One decision for each of N observations, an int64 array (N, L) of token ids then padding."""
+        """Return one action for each of N observations, an int64 array (N, L) of token ids followed by padding."""
         ...
 
 
 @runtime_checkable
 class Agent(Player, Protocol):
-    """An agent that learns, and whose learning can be put down and taken up again."""
+    """An agent that learns, and that can be saved and restored."""
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from a rollout of the agent's own decisions; returns metrics."""
+        """Learn from a rollout of the agent's own actions; return metrics, all of them finite numbers."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write all that :meth:`load` needs to go on exactly as if nothing had happened."""
+        """Write everything that :meth:`load` needs to continue exactly as if nothing had been saved."""
         ...
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None:
+        """Restore what :meth:`save` wrote."""
+        ...

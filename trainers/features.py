@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trainers.language_model import LanguageModel
-from trainers.prefix_tree import Tokens, build_tree
+from trainers.prefix_tree import Query, Tokens, build_tree
 
 Reading = tuple[Tokens, Tokens]
 """A prompt, and the tokens that were read behind it."""
@@ -55,7 +55,7 @@ class FeatureStore:
         missing = [reading for reading in distinct if self._find(reading) is None]
         if missing:
             # A tree of one candidate reads all but its last token.
-            queries = [(prompt, build_tree(((*text, 0),))) for prompt, text in missing]
+            queries = [Query(prompt, build_tree(((*text, 0),))) for prompt, text in missing]
             computed = self.language_model.features(queries)
             kept: list[int] = []
             start = 0

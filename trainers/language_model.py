@@ -259,7 +259,7 @@ class LanguageModel:
         ids = tuple(i % self.tokenizer.vocab_size for i in range(7, 47))
         a, b, c, d, *_ = ids
         tree = build_tree(((a, b, c, d, a), (a, b, d, c, b), (a, c, b, d), (c, d, a, b), (d, a)))
-        batch = self.pack([(ids[16:34], tree), (ids[20:29], tree)])
+        batch = self.pack([Query(ids[16:34], tree), Query(ids[20:29], tree)])
         unpacked = self.logits(batch).float()
         self._head = self._plain_head(batch, unpacked)
 

@@ -23,9 +23,8 @@ from lang_envs import make_vec
 from lang_envs.files import is_number, locked, open_regular, refuse_irregular, write_atomically
 from lang_envs.storage import UnstorableError, encode
 from trainers.agent import Agent, Episode, Player, Rollout
-from trainers.agents.common import env_attribute
 from trainers.checkpoint import LAST, DamagedRunError, is_checkpoint_link, load_checkpoint, newest, save_checkpoint
-from trainers.rollout import CollectorState, autoreset_mode, begin, collect
+from trainers.rollout import CollectorState, autoreset_mode, begin, collect, env_attribute
 
 METRICS_FILE = "metrics.jsonl"
 BEST_PROGRAM_FILE = "best_program.py"

@@ -1,14 +1,12 @@
-"""A language model as a policy: what it says, how likely that is, and what a critic on it thinks that is worth."""
+"""A language model as a policy: log-probabilities and entropies of actions."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from trainers.language_model import LanguageModel
 from trainers.prefix_tree import PackedBatch, Query, Tokens
@@ -19,18 +17,18 @@ NORMALISATIONS = ("token", "word", "none")
 
 @dataclass(frozen=True)
 class Scores:
-    """How likely a policy makes the candidates of B queries: K of them, of L tokens each, at most.
+    """Log-probabilities and entropies for B queries, of at most K candidates with at most L tokens each.
 
     Attributes
     ----------
     token_log_probs : float32 tensor (B, K, L)
-        Of each token given what precedes it; 0 where there is none.
+        Log-probability of each token given the tokens before it; 0 at padding.
     action_log_probs : float32 tensor (B, K)
-        Of each candidate under the sampling policy; −inf where there is none.
+        Log-probability of each candidate under the sampling distribution; −inf at padding.
     action_entropy : float32 tensor (B,)
-        Of the sampling policy, in nats; of free text only where entropies of nodes are asked for.
+        Entropy of the sampling distribution over actions, in nats. With free text it needs ``node_entropies``.
     node_entropies : float32 tensor (B, K, L)
-        Of the distribution that each token was drawn from.
+        Entropy of the distribution from which each token was sampled, in nats.
     """
 
     token_log_probs: torch.Tensor
@@ -41,60 +39,50 @@ class Scores:
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """What a rollout keeps of one query: log-probabilities of its candidates, arrays (K, L) and (K,)."""
+    """Log-probabilities of one query: of the tokens of its K candidates (K, L), and of the candidates (K,); float64."""
 
     token_log_probs: np.ndarray
     action_log_probs: np.ndarray
 
 
 class LanguagePolicy:
-    """Scores queries in batches: each distinct one once, in groups that fit into memory.
+    """Scores queries in batches that fit into memory.
 
     Parameters
     ----------
     language_model : LanguageModel
     sampling : str
-        ``"trie"``: token by token, restricted to the beginnings of candidates; the policy that samples is the policy
-        whose token probabilities are learnt. ``"candidates"``: a softmax over whole candidates (arXiv 2405.15821,
-        eq. 6). ``"free"``: token by token without restriction.
+        ``"trie"``: token by token, restricted to prefixes of the candidates, so that the policy that samples is the
+        policy whose token probabilities are learnt. ``"candidates"``: a softmax over whole candidates
+        (arXiv 2405.15821, eq. 6). ``"free"``: token by token over the whole vocabulary.
     normalisation : str
-        What a candidate's log-likelihood is divided by with ``"candidates"``: its number of tokens (the end token does
-        not count) or of words (TWOSOME, arXiv 2401.14151), or nothing (GLAM, arXiv 2302.02662).
-    critic_hidden : sequence of int
-        Widths of the critic's hidden layers.
+        With ``"candidates"``, divide the log-likelihood of a candidate by its number of tokens without the end token
+        (``"token"``), by its number of words (``"word"``; TWOSOME, arXiv 2401.14151), or by nothing (``"none"``; GLAM,
+        arXiv 2302.02662).
     """
 
-    def __init__(
-        self, language_model: LanguageModel, *, sampling: str, normalisation: str, critic_hidden: Sequence[int]
-    ) -> None:
+    def __init__(self, language_model: LanguageModel, *, sampling: str, normalisation: str) -> None:
         self.language_model = language_model
         self.sampling = sampling
         self.normalisation = normalisation
-        self.critic = _critic(language_model.hidden_size, critic_hidden).to(language_model.device)
 
     @torch.no_grad()
-    def assess(self, queries: Sequence[Query]) -> list[PolicyOutput]:
-        """Log-probabilities of distinct queries."""
-        found: dict[int, PolicyOutput] = {}
+    def outputs(self, queries: Sequence[Query]) -> list[PolicyOutput]:
+        """Return the log-probabilities of each query."""
+        outputs: dict[int, PolicyOutput] = {}
         for indices, batch in self.language_model.groups(queries):
             scores = self.score(batch)
             token_log_probs = scores.token_log_probs.double().cpu().numpy()
             action_log_probs = scores.action_log_probs.double().cpu().numpy()
-            for row, (index, (_, tree)) in enumerate(zip(indices, batch.queries, strict=True)):
-                k, length = tree.mask.shape
-                found[index] = PolicyOutput(token_log_probs[row, :k, :length], action_log_probs[row, :k])
-        return [found[index] for index in range(len(queries))]
-
-    @torch.no_grad()
-    def values(self, queries: Sequence[Query]) -> list[np.ndarray]:
-        """What the critic expects at every node of each query: float64 arrays (M,)."""
-        features = self.language_model.features(queries)
-        return [self.critic(nodes.float())[:, 0].double().cpu().numpy() for nodes in features]
+            for row, (index, query) in enumerate(zip(indices, batch.queries, strict=True)):
+                k, length = query.tree.mask.shape
+                outputs[index] = PolicyOutput(token_log_probs[row, :k, :length], action_log_probs[row, :k])
+        return [outputs[index] for index in range(len(queries))]
 
     def score(self, batch: PackedBatch, *, with_node_entropies: bool = False) -> Scores:
-        """Log-probabilities of all candidates of one batch of queries, with gradients to the adapter.
+        """Return the scores of all candidates of a batch of queries, with gradients to the adapter.
 
-        ``node_entropies`` is all zeros unless asked for.
+        ``node_entropies`` is computed if ``with_node_entropies`` is True, else it is zero.
         """
         among_siblings = self.sampling == "trie"
         readings = self.language_model.read(
@@ -126,12 +114,13 @@ class LanguagePolicy:
         if self.sampling != "candidates":
             return likelihood
         lengths = np.ones(batch.mask.shape[:2], dtype=np.float32)
-        for row, (_, tree) in enumerate(batch.queries):
-            lengths[row, : len(tree.candidates)] = [self._length(candidate) for candidate in tree.candidates]
+        for row, query in enumerate(batch.queries):
+            candidates = query.tree.candidates
+            lengths[row, : len(candidates)] = [self._length(candidate) for candidate in candidates]
         return (likelihood / torch.from_numpy(lengths).to(likelihood.device)).log_softmax(-1)
 
     def _length(self, candidate: Tokens) -> int:
-        """What the log-likelihood of a candidate is divided by."""
+        """Return the divisor of the log-likelihood of a candidate."""
         tokenizer = self.language_model.tokenizer
         phrase = candidate[:-1] if candidate[-1] == tokenizer.end_id else candidate
         if self.normalisation == "token":
@@ -142,25 +131,13 @@ class LanguagePolicy:
 
 
 def _entropy(log_probs: torch.Tensor) -> torch.Tensor:
-    """Of distributions along the last axis, of which −inf is a choice that is not there."""
+    """Return the entropy of distributions along the last axis; −inf marks padding."""
     return -(log_probs.exp() * torch.where(log_probs > -torch.inf, log_probs, 0.0)).sum(-1)
 
 
 def _log_sum_exp(values: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
-    """Log-sum-exp of the values of each group, which is not empty: tensors (E,) and int64 (E,) to (count,)."""
+    """Return the log-sum-exp of each non-empty group: values (E,) and int64 group indices (E,) to (count,)."""
     largest = torch.full((count,), -torch.inf, device=values.device)
     largest = largest.scatter_reduce(0, groups, values.detach(), "amax")
     sums = torch.zeros_like(largest).index_add(0, groups, (values - largest[groups]).exp())
     return largest + sums.log()
-
-
-def _critic(features: int, hidden: Sequence[int]) -> nn.Sequential:
-    """An MLP with a last layer of zeros, so that an untrained critic expects nothing."""
-    widths = [features, *hidden]
-    layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    last = nn.Linear(widths[-1], 1)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(*layers, last)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,21 @@ class PrefixTree:
     edge_tokens: np.ndarray
     paths: np.ndarray
     mask: np.ndarray
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, PrefixTree) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _key(self) -> tuple[tuple[Tokens, ...], bytes, bytes]:
+        """What a tree consists of: with :func:`along`, edges lead to siblings that are no candidates."""
+        return self.candidates, self.edge_nodes.tobytes(), self.edge_tokens.tobytes()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
 
     @property
     def path_nodes(self) -> np.ndarray:
@@ -185,8 +201,11 @@ def along(tree: PrefixTree, choices: tuple[int, ...]) -> PrefixTree:
     )
 
 
-Query = tuple[Tokens, PrefixTree]
-"""A prompt and the tree of what may be said to it."""
+class Query(NamedTuple):
+    """A prompt and the tree of its candidates. Queries with equal prompts, candidates and siblings are equal."""
+
+    prompt: Tokens
+    tree: PrefixTree
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,11 @@ def autoreset_mode(envs: gym.vector.VectorEnv) -> AutoresetMode:
     return mode
 
 
+def env_attribute(envs: Any, name: str) -> Any:
+    """Return an attribute of the environment, or of the first of a vector environment."""
+    return envs.get_wrapper_attr(name) if isinstance(envs, gym.Env) else envs.get_attr(name)[0]
+
+
 def token_space(space: gym.Space) -> TokenSequence:
     """``space`` itself, if it is one of token sequences."""
     if not isinstance(space, TokenSequence):

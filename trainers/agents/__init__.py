@@ -51,7 +51,7 @@ def make(name: str, envs: Any, **config: Any) -> Any:
     envs : gymnasium.vector.VectorEnv or gymnasium.Env
     **config
         For the suite's own learning agents ``model`` (``"embedded"``, a Hugging Face name or folder, or a model
-        object), ``tokenizer``, and any field of :class:`trainers.agents.settings.Settings`.
+        object), ``tokenizer``, and any field of its ``settings_type``.
 
     Raises
     ------

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from trainers.agents.settings import NtpoSettings, Settings
-from trainers.agents.token_level import TokenLevelAgent
+from trainers.agents.poad import POAD, TokenLevelSettings
+from trainers.settings import setting
 
 
-class NTPO(TokenLevelAgent):
-    """Token-level PPO that takes every token for a step of time, so that long actions look worse than short ones."""
+@dataclass(frozen=True)
+class NTPOSettings(TokenLevelSettings):
+    """Settings of NTPO."""
 
-    settings_type: ClassVar[type[Settings]] = NtpoSettings
-    settings: NtpoSettings
+    gamma_token: float | None = setting(None, least=0, most=1)
+    """γ_w, the discount from a token to the next token of its action; by default gamma. With 1, NTPO is POAD."""
+
+
+class NTPO(POAD):
+    """PPO with credit for each token that discounts every token as if it were a step of time.
+
+    An action of n tokens is then discounted by γ_w to the n − 1 as well: the longer an action, the lower its value.
+    """
+
+    settings_type: ClassVar[type[NTPOSettings]] = NTPOSettings
+    settings: NTPOSettings
 
     @property
     def gamma_token(self) -> float:

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from trainers.agents.token_level import TokenLevelAgent
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainers.agents.ppo import PPOAgent, PPOSettings
+from trainers.settings import setting
 
 
-class POAD(TokenLevelAgent):
-    """Token-level PPO whose Bellman backup does not discount inside an action, so that its optimum is the action's."""
+@dataclass(frozen=True)
+class TokenLevelSettings(PPOSettings):
+    """Settings of PPO with credit for each token."""
+
+    gae_lambda_token: float = setting(1.0, least=0, most=1)
+    """λ_w of generalised advantage estimation inside an action (the paper's code: 0.95). With 1, credit does not decay
+    inside an action."""
+
+
+class POAD(PPOAgent):
+    """PPO with credit for each token and no discount inside an action.
+
+    Then the sum of the token advantages of an action telescopes, and the token-level optimum is the action-level
+    optimum.
+    """
+
+    settings_type: ClassVar[type[TokenLevelSettings]] = TokenLevelSettings
+    settings: TokenLevelSettings
+    level = "token"
 
     @property
     def gamma_token(self) -> float:
         return 1.0
+
+    @property
+    def gae_lambda_token(self) -> float:
+        return self.settings.gae_lambda_token

@@ -11,7 +11,7 @@ import numpy as np
 
 from lang_envs.files import read_json
 from trainers.agent import Action, Rollout
-from trainers.agents.common import env_attribute
+from trainers.rollout import env_attribute
 
 
 class RandomAgent:

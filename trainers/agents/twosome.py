@@ -1,41 +1,26 @@
-"""TWOSOME (arXiv 2401.14151): PPO on whole actions, chosen by normalised likelihood; GLAM with no normalisation."""
+"""TWOSOME (arXiv 2401.14151): PPO on whole actions. With ``normalisation="none"`` it is GLAM (arXiv 2302.02662)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-import torch
+from trainers.agents.ppo import PPOAgent, PPOSettings
+from trainers.settings import setting
 
-from trainers.agents.common import ActionRecord, PPOAgent
-from trainers.agents.settings import Settings, TwosomeSettings
-from trainers.credit import action_gae
-from trainers.policy import Scores
-from trainers.prefix_tree import Tokens
+
+@dataclass(frozen=True)
+class TWOSOMESettings(PPOSettings):
+    """Settings of TWOSOME: it samples whole candidates and uses each rollout once."""
+
+    sampling: str = setting("candidates", choices=("trie", "candidates", "free"))
+    epochs: int = setting(1, embedded=4, least=1)
+    minibatches: int = setting(4, least=1)
 
 
 class TWOSOME(PPOAgent):
-    """PPO whose units are actions: one ratio, one value, one advantage for each."""
+    """PPO with one ratio, one value and one advantage for each action."""
 
-    settings_type: ClassVar[type[Settings]] = TwosomeSettings
-    level: ClassVar[str] = "action"
-
-    def credit(
-        self,
-        rewards: np.ndarray,
-        values: np.ndarray,
-        mask: np.ndarray,
-        next_values: np.ndarray,
-        episode_ends: np.ndarray,
-        gamma: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        advantages, returns = action_gae(
-            rewards, values[..., 0], next_values, episode_ends, gamma=gamma, gae_lambda=self.settings.gae_lambda
-        )
-        return advantages[..., None], returns[..., None]
-
-    def units_of(self, memory: ActionRecord) -> tuple[Tokens, np.ndarray]:
-        return (), memory.output.action_log_probs[[memory.choice]]
-
-    def unit_log_probs(self, scores: Scores, rows: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-        return scores.action_log_probs[rows, choices][:, None]
+    settings_type: ClassVar[type[TWOSOMESettings]] = TWOSOMESettings
+    settings: TWOSOMESettings
+    level = "action"

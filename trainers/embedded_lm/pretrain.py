@@ -63,7 +63,7 @@ def random_play(name: str, decisions: int, seed: int) -> tuple[Counter[tuple[str
 
 def query(tokenizer: Tokenizer, text: str, phrases: tuple[str, ...]) -> Query:
     candidates = tuple(tokenizer.encode_action(phrase) for phrase in phrases)
-    return tokenizer.prompt(tokenizer.encode(text)), build_tree(candidates)
+    return Query(tokenizer.prompt(tokenizer.encode(text)), build_tree(candidates))
 
 
 def random_failures(count: int, rng: np.random.Generator, progress: Progress) -> list[Attempt]:

@@ -1,0 +1,37 @@
+"""Critics: small networks on the features of the frozen base model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class ValueCritic(nn.Sequential):
+    """State values V: an MLP with ReLU from one feature vector to one number.
+
+    The last layer starts at zero, so an untrained critic predicts 0 everywhere.
+
+    Parameters
+    ----------
+    features : int
+        Width of a feature vector.
+    hidden : sequence of int
+        Widths of the hidden layers.
+    """
+
+    def __init__(self, features: int, hidden: Sequence[int]) -> None:
+        widths = [features, *hidden]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        last = nn.Linear(widths[-1], 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        super().__init__(*layers, last)
+
+    def values(self, features: torch.Tensor) -> torch.Tensor:
+        """Return V of each feature vector: a tensor (…, width) of any floating dtype to float32 (…,)."""
+        return self(features.float())[..., 0]

@@ -1,0 +1,249 @@
+"""A language model as an agent: prompts, candidates, actions, saving and restoring. It knows no algorithm."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+from trainers.agent import Action, Rollout
+from trainers.agent_state import load_state, load_tensors, save_state
+from trainers.features import FeatureStore
+from trainers.language_model import load_language_model, resolve_device
+from trainers.policy import LanguagePolicy, PolicyOutput
+from trainers.prefix_tree import Query, Tokens, build_tree
+from trainers.random_stream import RandomStream
+from trainers.rollout import env_attribute, token_space
+from trainers.settings import LanguageAgentSettings, resolve
+
+ADAPTER_FOLDER = "adapter"
+_OUTPUTS_KEPT = 1024
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ActionRecord:
+    """What a language agent keeps of an action: its query, the index of the chosen candidate, the policy output."""
+
+    query: Query
+    choice: int
+    output: PolicyOutput
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens of the action."""
+        return self.query.tree.candidates[self.choice]
+
+
+class LanguageAgent:
+    """A language model that acts. Subclasses add :meth:`learn`, and their own state to :meth:`state`.
+
+    Parameters
+    ----------
+    envs : gymnasium.vector.VectorEnv or gymnasium.Env
+        The environments in which it acts; they determine the tokenizer, the action space and the discount.
+    model : str, Path or transformers.PreTrainedModel
+        ``"embedded"``, a Hugging Face name, a folder, or a model object.
+    tokenizer : optional
+        The model's tokenizer, if the model's folder does not contain it. For a model object the default is the
+        environments' tokenizer.
+    **settings
+        Fields of ``settings_type``.
+
+    Attributes
+    ----------
+    features : FeatureStore
+        Features of the frozen base model, kept for the whole run.
+    random : numpy.random.Generator
+        Samples actions and minibatches.
+
+    Raises
+    ------
+    ValueError
+        If the environments use another tokenizer than the model, or a setting is unknown or out of range.
+    """
+
+    settings_type: ClassVar[type[LanguageAgentSettings]] = LanguageAgentSettings
+
+    def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
+        has_phrases = bool(env_attribute(envs, "action_names"))
+        if not has_phrases:
+            settings.setdefault("sampling", "free")
+        self.settings = resolve(self.settings_type, model, settings)
+        own = self.settings
+        if own.sampling != "free" and not has_phrases:
+            raise ValueError(f"sampling={own.sampling!r} needs environments with phrases; use sampling='free' here")
+        space = token_space(getattr(envs, "single_action_space", envs.action_space))
+        self.env_tokenizer = space.tokenizer
+        self.max_action_tokens = min(own.max_action_tokens or space.max_length, space.max_length)
+        if tokenizer is None and not isinstance(model, str | Path):
+            tokenizer = self.env_tokenizer
+        self.random = np.random.default_rng(own.seed)
+        self._stream = RandomStream(own.seed, resolve_device(own.device))
+        with self._stream.active():
+            self.language_model = load_language_model(
+                model,
+                tokenizer=tokenizer,
+                device=own.device,
+                dtype=own.dtype,
+                lora_rank=own.lora_rank,
+                lora_alpha=own.lora_alpha,
+                lora_targets=own.lora_targets,
+                quantize=own.quantize,
+                gradient_checkpointing=own.gradient_checkpointing,
+                temperature=own.temperature,
+                tokens_per_forward=own.tokens_per_forward,
+            )
+        self.tokenizer = self.language_model.tokenizer
+        if self.env_tokenizer != self.tokenizer:
+            raise ValueError(
+                f"the environments use the tokenizer {self.env_tokenizer}, the model uses {self.tokenizer}: "
+                f"make the environments with tokenizer={self.tokenizer.name!r}"
+            )
+        self.language_model.packs &= own.packing
+        self.policy = LanguagePolicy(self.language_model, sampling=own.sampling, normalisation=own.normalisation)
+        # Free texts do not repeat, so their features are not kept.
+        self.features = FeatureStore(
+            self.language_model, 0 if own.sampling == "free" else own.feature_cache_mib * 2**20
+        )
+        self._outputs: dict[Query, PolicyOutput] = {}
+
+    # ------------------------------------------------------------------------------------------------------- acting
+
+    def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
+        """Return one action for each observation; with ``greedy`` the most probable one.
+
+        Parameters
+        ----------
+        observations : int64 array (N, L)
+            Token ids followed by padding.
+        infos : sequence of N dicts
+            With ``available_actions``, unless actions are free text.
+        """
+        queries = self.queries(observations, infos, greedy=greedy)
+        actions = []
+        for query, output in zip(queries, self.policy_outputs(queries), strict=True):
+            choice = self.select(output, greedy=greedy)
+            ids = query.tree.candidates[choice]
+            phrase = ids[:-1] if ids[-1] in self.tokenizer.stop_ids else ids
+            actions.append(Action(self.tokenizer.decode(phrase).strip(), ids, ActionRecord(query, choice, output)))
+        return actions
+
+    def select(self, output: PolicyOutput, *, greedy: bool) -> int:
+        """Return the index of the candidate to take: sampled from the policy, or the most probable one.
+
+        Sampling a candidate with the product of its token probabilities is the same as sampling token by token along
+        the tree.
+        """
+        log_probs = output.action_log_probs
+        if greedy or len(log_probs) == 1:
+            return int(log_probs.argmax())
+        cumulative = np.exp(log_probs).cumsum()
+        return int(np.searchsorted(cumulative, self.random.random() * cumulative[-1], side="right"))
+
+    def queries(
+        self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False
+    ) -> list[Query]:
+        """Return one query for each observation. With free text its only candidate is a text that the model samples."""
+        if self.settings.sampling != "free":
+            return [self.query(row, info["available_actions"]) for row, info in zip(observations, infos, strict=True)]
+        prompts = [self.prompt(row) for row in observations]
+        with self._stream.active():
+            texts = self.language_model.generate(prompts, max_tokens=self.max_action_tokens, greedy=greedy)
+        return [Query(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, texts, strict=True)]
+
+    def query(self, observation: np.ndarray, phrases: Sequence[str]) -> Query:
+        """Return the query for an observation, an int array of token ids with or without padding, and phrases."""
+        encoded = _encode_phrases(self.tokenizer, tuple(phrases), self.settings.end_token)
+        return Query(self.prompt(observation), build_tree(encoded))
+
+    def prompt(self, observation: np.ndarray) -> Tokens:
+        """Return the token ids of an observation, without padding, in the model's prompt template."""
+        padding = np.flatnonzero(observation == self.env_tokenizer.pad_id)
+        return self.tokenizer.prompt(observation[: padding[0] if len(padding) else None].tolist())
+
+    def policy_outputs(self, queries: Sequence[Query]) -> list[PolicyOutput]:
+        """Return the log-probabilities of each query. Each distinct query is scored once between two updates."""
+        if len(self._outputs) > _OUTPUTS_KEPT:
+            self._outputs.clear()
+        new = [query for query in dict.fromkeys(queries) if query not in self._outputs]
+        if new:
+            self._outputs.update(zip(new, self.policy.outputs(new), strict=True))
+        return [self._outputs[query] for query in queries]
+
+    # ------------------------------------------------------------------------------------------------------ learning
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """Learn from a rollout and return metrics. Call :meth:`forget_outputs` before the adapter changes."""
+        raise NotImplementedError
+
+    def forget_outputs(self) -> None:
+        """Drop kept policy outputs: the adapter changes."""
+        self._outputs.clear()
+
+    # ------------------------------------------------------------------------------------------ saving and restoring
+
+    def state(self) -> dict[str, Any]:
+        """Return what learning needs besides the adapter: nested dicts and lists of tensors and plain values."""
+        return {
+            "features": self.features.state(),
+            "random": self.random.bit_generator.state,
+            "torch_random": self._stream.state,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state` returned; tensors are on the CPU.
+
+        Raises
+        ------
+        ValueError
+            If it belongs to another model or is damaged.
+        """
+        self.features.load_state(state["features"])
+        self.random.bit_generator.state = state["random"]
+        self._stream.load_state(state["torch_random"])
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter in PEFT's format, and the rest of the agent (see :mod:`trainers.agent_state`)."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.language_model.model.save_pretrained(str(folder / ADAPTER_FOLDER), save_embedding_layers=False)
+        save_state(folder, {"class": type(self).__qualname__, "settings": asdict(self.settings), "state": self.state()})
+
+    def load(self, folder: Path) -> None:
+        """Restore what :meth:`save` wrote. Settings that differ from the saved ones are logged as warnings.
+
+        Raises
+        ------
+        ValueError
+            If the folder contains no agent, a damaged one, or one of another class or shape.
+        """
+        saved = load_state(folder, "class", "settings", "state")
+        if not isinstance(saved["settings"], dict) or not isinstance(saved["state"], dict):
+            raise ValueError(f"{folder} contains an agent whose settings or state have the wrong type")
+        if saved["class"] != type(self).__qualname__:
+            raise ValueError(f"{folder} contains a {saved['class']}, expected a {type(self).__qualname__}")
+        model, device = self.language_model.model, str(self.language_model.device)
+        weights = load_tensors(folder / ADAPTER_FOLDER / "adapter_model.safetensors", device)
+        if weights.keys() != get_peft_model_state_dict(model, save_embedding_layers=False).keys():
+            raise ValueError(f"{folder / ADAPTER_FOLDER} contains an adapter for other layers")
+        set_peft_model_state_dict(model, weights)
+        if missing := self.state().keys() - saved["state"].keys():
+            raise ValueError(f"{folder} contains an agent without {', '.join(sorted(missing))}")
+        self.load_state(saved["state"])
+        for name, value in asdict(self.settings).items():
+            if name in saved["settings"] and saved["settings"][name] != value:
+                logger.warning("%s is %r; %s was saved with %r", name, value, folder, saved["settings"][name])
+        self.forget_outputs()
+
+
+@lru_cache(maxsize=4096)
+def _encode_phrases(tokenizer: Any, phrases: tuple[str, ...], end_token: bool) -> tuple[Tokens, ...]:
+    encoded = [tokenizer.encode_action(phrase) for phrase in phrases]
+    return tuple(encoded if end_token else (ids[:-1] for ids in encoded))
