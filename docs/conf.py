@@ -37,4 +37,4 @@ autodoc_typehints = "none"  # types are in the docstrings
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 # Without a network there are no other projects' inventories, so only our own names are checked.
-nitpick_ignore_regex = [("py:.*", r"(?!lang_envs|trainers|benchmarks).*")]
+nitpick_ignore_regex = [("py:.*", r"(?!lang_envs|trainers|benchmarks).*"), ("py:mod", r".*")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import MISSING, fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -15,7 +15,6 @@ from gymnasium.envs.registration import load_env_creator
 
 from lang_envs import ENVIRONMENTS
 from trainers import AGENTS
-from trainers.agents.settings import EMBEDDED_SETTINGS
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 ALGORITHMS = ("poad", "ntpo", "twosome")
@@ -68,17 +67,18 @@ def manual(family: str) -> str:
 def settings_table(algorithm: str) -> str:
     """Return a table of an algorithm's settings: name, default, default with the embedded model, meaning."""
     settings = resolve_name(AGENTS[algorithm]).settings_type
-    meanings = {
-        parameter.arg_name: " ".join((parameter.description or "").split())
-        for base in reversed(settings.__mro__[:-1])
-        for parameter in parse_from_object(base).params
-    }
+    known = {field.name: field for field in fields(settings)}
+    classes = [base for base in settings.__mro__ if is_dataclass(base)]
+    meanings: dict[str, str] = {}
+    for base in reversed(classes):
+        for parameter in parse_from_object(base).params:
+            if parameter.description:
+                meanings[parameter.arg_name] = " ".join(parameter.description.split())
     rows = []
-    for field in fields(settings):
-        default = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
-        embedded = EMBEDDED_SETTINGS.get(field.name, default)
-        other = f"`{_value(embedded)}`" if embedded != default else ""
-        rows.append((f"`{field.name}`", f"`{_value(default)}`", other, meanings[field.name]))
+    for name in dict.fromkeys(name for base in classes for name in base.__annotations__):  # the algorithm's own first
+        default, embedded = known[name].default, known[name].metadata.get("embedded")
+        other = "" if embedded in (None, default) else f"`{_value(embedded)}`"
+        rows.append((f"`{name}`", f"`{_value(default)}`", other, meanings[name].replace("|", r"\|")))
     return _table(("setting", "default", "with the embedded model", "meaning"), rows)
 
 
