@@ -77,8 +77,8 @@ def settings_table(algorithm: str) -> str:
     rows = []
     for name in dict.fromkeys(name for base in classes for name in base.__annotations__):  # the algorithm's own first
         default, embedded = known[name].default, known[name].metadata.get("embedded")
-        other = "" if embedded in (None, default) else f"`{_value(embedded)}`"
-        rows.append((f"`{name}`", f"`{_value(default)}`", other, meanings[name].replace("|", r"\|")))
+        other = "" if embedded in (None, default) else f"`{value_text(embedded)}`"
+        rows.append((f"`{name}`", f"`{value_text(default)}`", other, meanings[name].replace("|", r"\|")))
     return _table(("setting", "default", "with the embedded model", "meaning"), rows)
 
 
@@ -92,5 +92,5 @@ def _table(header: Row, rows: list[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
