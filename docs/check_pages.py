@@ -96,7 +96,11 @@ def main(site: str) -> int:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-        command += ["--window-size=1400,1000", f"http://127.0.0.1:{server.server_port}/probe", "--remote-debugging-port=0"]
+        command += [
+            "--window-size=1400,1000",
+            f"http://127.0.0.1:{server.server_port}/probe",
+            "--remote-debugging-port=0",
+        ]
         browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             Handler.reported.wait(SECONDS)

@@ -1,7 +1,9 @@
 """Sphinx configuration: `make docs` builds the site into docs/_build/html."""
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
@@ -38,3 +40,20 @@ napoleon_google_docstring = False
 napoleon_use_ivar = True
 # Without a network there are no other projects' inventories, so only our own names are checked.
 nitpick_ignore_regex = [("py:.*", r"(?!lang_envs|trainers|benchmarks).*"), ("py:mod", r".*")]
+
+
+def split_attributes(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Split "a, b : int" below Attributes into two entries; napoleon reads it as one attribute."""
+    start = lines.index("Attributes") if "Attributes" in lines else len(lines)
+    for i in reversed(range(start, len(lines))):
+        if match := re.fullmatch(r"(\w+(?:, \w+)+) : (.+)", lines[i]):
+            end = next((j for j in range(i + 1, len(lines)) if not lines[j].startswith(" ")), len(lines))
+            lines[i:end] = [
+                line
+                for attribute in match[1].split(", ")
+                for line in (f"{attribute} : {match[2]}", *lines[i + 1 : end])
+            ]
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", split_attributes, priority=400)  # napoleon's priority is 500

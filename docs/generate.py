@@ -14,6 +14,7 @@ from docstring_parser import parse_from_object
 from gymnasium.envs.registration import load_env_creator
 
 from lang_envs import ENVIRONMENTS
+from lang_envs.datascicoding import DATASETS
 from trainers import AGENTS
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -41,17 +42,20 @@ def families() -> list[str]:
 
 
 def environments_table(family: str) -> str:
-    """Return a table of the ids of a family with their phrases, discount, optimal return and task."""
+    """Return a table of the ids of a family: with phrases and optimal return, or with the source of the data."""
     rows: list[Row] = []
     for name, environment in ENVIRONMENTS.items():
         if not name.lower().startswith(f"{family}-"):
             continue
-        phrases, discount, optimum = "any text", "", ""
-        if environment.finite:  # the others need their data set
+        discount = str(load_env_creator(environment.entry_point).discount)
+        if environment.finite:
             env: Any = gym.make(name, interface="text").unwrapped
-            phrases, discount, optimum = str(len(env.action_names)), str(env.discount), f"{env.optimal_return:.4f}"
-        rows.append((f"`{name}`", phrases, discount, optimum, environment.summary))
-    return _table(("id", "phrases", "γ", "optimal return", "task"), rows)
+            about = str(len(env.action_names)), f"{env.optimal_return:.4f}"
+        else:
+            about = (f"`{DATASETS[environment.kwargs['dataset']].source}`",)
+        rows.append((f"`{name}`", discount, *about, environment.summary))
+    about = ("data",) if len(rows[0]) == 4 else ("phrases", "optimal return")
+    return _table(("id", "γ", *about, "task"), rows)
 
 
 def manual(family: str) -> str:

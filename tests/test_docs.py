@@ -154,7 +154,9 @@ def test_table_of_unseen_tasks_has_all_of_them() -> None:
 def test_every_make_target_in_the_text_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for page in PAGES:
-        code = re.findall(r"`(?:\S+ )?make ([a-z-]+)|^(?:\S+=\S+ )?make ([a-z-]+)", page.read_text(), flags=re.MULTILINE)
+        code = re.findall(
+            r"`(?:\S+ )?make ([a-z-]+)|^(?:\S+=\S+ )?make ([a-z-]+)", page.read_text(), flags=re.MULTILINE
+        )
         assert {first or second for first, second in code} <= targets, page
 
 
@@ -189,10 +191,18 @@ def test_only_terms_of_the_project_are_used(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["lang_envs --help", "lang_envs play --help", "lang_envs solve --help", "benchmarks --help", "benchmarks run --help"],
+    [
+        "lang_envs --help",
+        "lang_envs play --help",
+        "lang_envs solve --help",
+        "benchmarks --help",
+        "benchmarks run --help",
+    ],
 )
 def test_only_terms_of_the_project_are_used_in_help(command: str) -> None:
-    done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.stdout).split())
     for wrong, better in NOT_OUR_TERMS.items():
         found = re.search(rf".{{0,40}}({wrong}).{{0,40}}", text, flags=re.IGNORECASE)
