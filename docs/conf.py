@@ -9,6 +9,7 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 import generate  # noqa: E402
+
 from lang_envs import __version__ as release  # noqa: E402, F401
 
 generate.write(DOCS / "generated")
