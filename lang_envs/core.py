@@ -26,6 +26,21 @@ class Transition(NamedTuple):
     info: dict[str, Any]
 
 
+class Artifact(NamedTuple):
+    """A file that an environment keeps of a run, such as a program: the one with the highest ``score`` is kept."""
+
+    score: float
+    file: str
+    text: str
+
+
+class Summary(NamedTuple):
+    """What an environment reports of some steps: ``metrics``, numbers or words, and the best ``artifact`` of them."""
+
+    metrics: dict[str, float | str] = {}  # noqa: RUF012 — nobody writes to it
+    artifact: Artifact | None = None
+
+
 class LanguageEnv(gym.Env[str, str]):
     """An environment that describes itself in text and is acted upon in text.
 
@@ -105,6 +120,18 @@ class LanguageEnv(gym.Env[str, str]):
 
     def prefetch(self, action: str) -> None:
         """Begin in the background what the next step, with this very action, will have to wait for."""
+
+    @staticmethod
+    def summarize(rewards: np.ndarray, infos: list[dict[str, Any]]) -> Summary:
+        """Summarize the steps of a rollout for the metrics of a run. Called by training after every rollout.
+
+        Parameters
+        ----------
+        rewards : float64 array (S,)
+        infos : list of S dicts
+            The infos that the steps returned.
+        """
+        return Summary()
 
     # ----------------------------------------------------------------------------------------------- Gymnasium's part
 

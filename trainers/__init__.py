@@ -1,19 +1,20 @@
-"""Agents that learn in language environments."""
+"""Agents that learn in text environments."""
 
 import logging
 
 try:
     import torch  # noqa: F401
 except ImportError:
-    raise ImportError("the trainers need PyTorch and more: pip install 'lang-envs[train]'") from None
+    raise ImportError("trainers needs PyTorch and other packages: pip install 'lang-envs[train]'") from None
 
-# Importing peft imports bitsandbytes, which warns of an optional CPU kernel that nothing here needs.
+# peft imports bitsandbytes, which warns about an optional CPU kernel that is not needed here.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 from trainers.agent import Action, Agent, Episode, Player, Rollout  # noqa: E402
 from trainers.agents import AGENTS, make  # noqa: E402
 from trainers.check import check_agent  # noqa: E402
-from trainers.loop import Evaluation, TrainingCollapsed, evaluate, train  # noqa: E402
+from trainers.evaluation import Evaluation, evaluate  # noqa: E402
+from trainers.loop import TrainingCollapsed, train  # noqa: E402
 
 __all__ = [
     "AGENTS",

@@ -100,14 +100,22 @@ def gae(
         raise ValueError(f"values must have shape (T, N, U), U >= 1, got {values.shape}")
     dtype = np.result_type(values.dtype, np.float32)  # half precision is too coarse for the sums
     steps = values.shape[:2]
-    is_real = _of_shape(mask, values.shape, "mask", bool)
+
+    def checked(array: ArrayLike, name: str, shape: tuple[int, ...] = steps, dtype: Any = dtype) -> NDArray[Any]:
+        converted = np.asarray(array).astype(dtype, copy=False)
+        if converted.shape != shape:
+            raise ValueError(
+                f"{name} must have shape {shape} to go with values of shape {values.shape}, got {converted.shape}"
+            )
+        return converted
+
+    is_real = checked(mask, "mask", values.shape, bool)
     _check_prefixes(is_real)
-    ends = _of_shape(episode_ends, steps, "episode_ends", bool)
-    discounts = _of_shape(np.full(steps, gamma) if np.ndim(gamma) == 0 else gamma, steps, "gamma", dtype)
+    ends = checked(episode_ends, "episode_ends", dtype=bool)
+    discounts = checked(np.full(steps, gamma) if np.ndim(gamma) == 0 else gamma, "gamma")
     if (outside := discounts[~((discounts >= 0) & (discounts <= 1))]).size:
         raise ValueError(f"gamma must lie in [0, 1], got {outside.flat[0]}")
-    outcomes = _of_shape(rewards, steps, "rewards", dtype)
-    outcomes = outcomes + discounts * _of_shape(next_values, steps, "next_values", dtype)
+    outcomes = checked(rewards, "rewards") + discounts * checked(next_values, "next_values")
 
     # Credit steps first, (U, T, N), so that one iteration over them reads adjacent memory.
     is_real = np.ascontiguousarray(np.moveaxis(is_real, -1, 0))
@@ -147,13 +155,6 @@ def _arrivals(own: Floats, reach: Floats, ends: NDArray[np.bool_], decay: Floats
         # Not computed at ends, rather than multiplied by zero: a NaN stays in its own episode.
         np.multiply(decay[t], following, out=arrivals[t], where=~ends[t])
     return arrivals
-
-
-def _of_shape(array: ArrayLike, shape: tuple[int, ...], name: str, dtype: Any) -> NDArray[Any]:
-    converted = np.asarray(array).astype(dtype, copy=False)
-    if converted.shape != shape:
-        raise ValueError(f"{name} must have shape {shape} to go with values, got {converted.shape}")
-    return converted
 
 
 def _check_prefixes(mask: NDArray[np.bool_]) -> None:

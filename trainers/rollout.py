@@ -1,4 +1,4 @@
-"""An agent and a vector environment in, a rollout out."""
+"""Collecting rollouts: an agent acts in a vector environment."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from trainers.agent import Action, Episode, Player, Rollout
 
 @dataclass
 class CollectorState:
-    """Where N environments stand between two rollouts; all of it goes into a checkpoint.
+    """The state of N environments between two rollouts, all of which is part of a checkpoint.
 
-    ``ended`` marks those whose next step only resets them (NEXT_STEP mode). The other arrays, of shape (N,), add up
-    the running episodes.
+    Attributes
+    ----------
+    observations : int64 array (N, L)
+    infos : list of N dicts
+    ended : bool array (N,)
+        Environments whose next step only resets them (NEXT_STEP mode).
+    discounted_returns, total_rewards, lengths, elapsed : array (N,)
+        Sums over the current episodes; ``elapsed`` is in units of environment time.
     """
 
     observations: np.ndarray
@@ -31,7 +37,7 @@ class CollectorState:
 
 
 def begin(envs: gym.vector.VectorEnv, seed: int | None = None) -> CollectorState:
-    """Reset all environments, the n-th with ``seed + n``."""
+    """Reset all environments, environment n with ``seed + n``, and return their state."""
     observations, infos = envs.reset(seed=seed)
     n = envs.num_envs
     return CollectorState(
@@ -48,21 +54,33 @@ def begin(envs: gym.vector.VectorEnv, seed: int | None = None) -> CollectorState
 def collect(
     agent: Player,
     envs: gym.vector.VectorEnv,
-    situation: CollectorState,
+    state: CollectorState,
     steps: int,
     *,
     discount: float,
     greedy: bool = False,
 ) -> Rollout:
-    """Let an agent play ``steps`` steps in every environment, going on from ``situation``, which is brought up to date.
+    """Collect a rollout of ``steps`` steps in every environment.
 
-    Autoreset modes SAME_STEP and NEXT_STEP give the same rollouts, but that NEXT_STEP spends a step on each reset,
-    which is marked as not valid. ``discount`` counts the episodes' discounted returns, in the environment's units of time.
+    Autoreset modes SAME_STEP and NEXT_STEP give the same rollouts, except that NEXT_STEP uses one step for each reset;
+    such steps are not ``valid``.
+
+    Parameters
+    ----------
+    agent : Player
+    envs : gymnasium.vector.VectorEnv
+    state : CollectorState
+        From :func:`begin` or the previous rollout; it is updated in place.
+    steps : int
+    discount : float
+        Discount of one unit of environment time, for the discounted returns of episodes.
+    greedy : bool
+        Passed to the agent.
 
     Raises
     ------
     ValueError
-        If the environments are in another autoreset mode.
+        If the environments use another autoreset mode, or a reward is not finite.
     """
     mode = autoreset_mode(envs)
     space = token_space(envs.single_action_space)
@@ -75,13 +93,13 @@ def collect(
     final: dict[tuple[int, int], tuple[np.ndarray, dict[str, Any]]] = {}
     episodes: list[Episode] = []
     for t in range(steps):
-        row = agent.act(situation.observations, situation.infos, greedy=greedy)
-        valid = ~situation.ended
+        row = agent.act(state.observations, state.infos, greedy=greedy)
+        valid = ~state.ended
         actions = np.stack([space.pad(d.token_ids) if d.token_ids else space.encode(d.text) for d in row])
         observations, rewards, terminated, truncated, batched = envs.step(actions)
         if not np.isfinite(rewards).all():
             raise ValueError(
-                f"an environment gave the reward {rewards[~np.isfinite(rewards)][0]}, which is no finite number"
+                f"an environment returned the reward {rewards[~np.isfinite(rewards)][0]}, expected a finite number"
             )
         truncated = truncated & ~terminated
         ended = terminated | truncated
@@ -90,7 +108,7 @@ def collect(
         durations = np.array([info.get("primitive_steps", 1) for info in outcome_infos], dtype=np.float64)
 
         for name, value in (
-            ("observations", situation.observations),
+            ("observations", state.observations),
             ("rewards", rewards),
             ("durations", durations),
             ("terminated", terminated),
@@ -99,22 +117,22 @@ def collect(
         ):
             columns[name].append(np.array(value))
         taken.append(row)
-        infos.append(situation.infos)
+        infos.append(state.infos)
         outcomes.append(outcome_infos)
         for n in np.flatnonzero(truncated):
             last = next_infos[n]["final_obs"] if mode is AutoresetMode.SAME_STEP else observations[n]
             final[t, int(n)] = (np.array(last), outcome_infos[n])
 
-        _count(situation, rewards, durations, valid, discount)
-        episodes += [_close(situation, int(n), outcome_infos[n]) for n in np.flatnonzero(ended)]
-        situation.observations, situation.infos = observations, next_infos
-        situation.ended = ended if mode is AutoresetMode.NEXT_STEP else np.zeros_like(ended)
+        _count(state, rewards, durations, valid, discount)
+        episodes += [_close(state, int(n), outcome_infos[n]) for n in np.flatnonzero(ended)]
+        state.observations, state.infos = observations, next_infos
+        state.ended = ended if mode is AutoresetMode.NEXT_STEP else np.zeros_like(ended)
     return Rollout(
         **{name: np.stack(rows) for name, rows in columns.items()},
         infos=infos,
         actions=taken,
-        last_observations=situation.observations,
-        last_infos=situation.infos,
+        last_observations=state.observations,
+        last_infos=state.infos,
         final=final,
         outcomes=outcomes,
         episodes=episodes,
@@ -122,28 +140,28 @@ def collect(
 
 
 def _count(
-    situation: CollectorState, rewards: np.ndarray, durations: np.ndarray, valid: np.ndarray, discount: float
+    state: CollectorState, rewards: np.ndarray, durations: np.ndarray, valid: np.ndarray, discount: float
 ) -> None:
-    situation.discounted_returns += np.where(valid, discount**situation.elapsed * rewards, 0.0)
-    situation.total_rewards += np.where(valid, rewards, 0.0)
-    situation.lengths += valid
-    situation.elapsed += np.where(valid, durations, 0.0)
+    state.discounted_returns += np.where(valid, discount**state.elapsed * rewards, 0.0)
+    state.total_rewards += np.where(valid, rewards, 0.0)
+    state.lengths += valid
+    state.elapsed += np.where(valid, durations, 0.0)
 
 
-def _close(situation: CollectorState, n: int, info: dict[str, Any]) -> Episode:
+def _close(state: CollectorState, n: int, info: dict[str, Any]) -> Episode:
     episode = Episode(
-        discounted_return=float(situation.discounted_returns[n]),
-        total_reward=float(situation.total_rewards[n]),
-        length=int(situation.lengths[n]),
+        discounted_return=float(state.discounted_returns[n]),
+        total_reward=float(state.total_rewards[n]),
+        length=int(state.lengths[n]),
         success=bool(info.get("success", False)),
     )
-    for totals in (situation.discounted_returns, situation.total_rewards, situation.lengths, situation.elapsed):
+    for totals in (state.discounted_returns, state.total_rewards, state.lengths, state.elapsed):
         totals[n] = 0
     return episode
 
 
 def autoreset_mode(envs: gym.vector.VectorEnv) -> AutoresetMode:
-    """The autoreset mode of a vector environment, which must be one that :func:`collect` can use."""
+    """Return the autoreset mode of a vector environment; refuse modes that :func:`collect` does not support."""
     mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
     if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
         raise ValueError(f"the vector environment's autoreset mode is {mode}; make it with SAME_STEP or NEXT_STEP")
@@ -156,14 +174,16 @@ def env_attribute(envs: Any, name: str) -> Any:
 
 
 def token_space(space: gym.Space) -> TokenSequence:
-    """``space`` itself, if it is one of token sequences."""
+    """Return ``space`` if it is a space of token sequences, else raise."""
     if not isinstance(space, TokenSequence):
-        raise ValueError(f"the environments speak {space}, not token sequences; make them with interface='tokens'")
+        raise ValueError(
+            f"the environments use the space {space}, expected token sequences; make them with interface='tokens'"
+        )
     return space
 
 
 def unbatch_infos(infos: dict[str, Any], num_envs: int) -> list[dict[str, Any]]:
-    """The info of each sub-environment from a vector environment's dict of arrays with ``_key`` masks."""
+    """Return the info of each environment from a vector environment's dict of arrays with ``_key`` masks."""
     separate: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, values in infos.items():
         if key.startswith("_") and key[1:] in infos:

@@ -47,7 +47,7 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     """Every language-model agent of the table with every way to sample; the Llama with the first agent alone."""
     from trainers.agents import AGENTS, agent_class
-    from trainers.agents.common import PPOAgent
+    from trainers.agents.ppo import PPOAgent
 
     algos = [name for name in AGENTS if issubclass(agent_class(name), PPOAgent)]
     embedded = [Case(algo, sampling) for algo in algos for sampling in SAMPLING]

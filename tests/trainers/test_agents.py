@@ -13,14 +13,16 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
+import lang_envs
 import trainers
 from lang_envs import LanguageEnv, TokenEnv, Transition
 from trainers import Action, Rollout, check_agent
 from trainers.agents import agent_class
-from trainers.agents.common import PPOAgent
-from trainers.credit import action_gae
-from trainers.loop import evaluate, train
-from trainers.rollout import begin, collect
+from trainers.agents.ppo import PPOAgent
+from trainers.credit import gae
+from trainers.evaluation import evaluate
+from trainers.loop import train
+from trainers.rollout import begin, collect, unbatch_infos
 
 Envs = Callable[..., gym.vector.VectorEnv]
 ENVIRONMENT = "Overcooked-tomato-salad-v0"
@@ -39,7 +41,7 @@ def test_the_suites_agents_keep_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("sampling", ["trie", "candidates", "free"])
 @pytest.mark.parametrize("name", LEARNERS)
-def test_every_behaviour_acts_and_learns(name: str, sampling: str, make_envs: Envs) -> None:
+def test_agents_act_and_learn_with_every_sampling_mode(name: str, sampling: str, make_envs: Envs) -> None:
     envs = make_envs(2)
     agent = trainers.make(name, envs, sampling=sampling, seed=1, minibatches=2, epochs=2)
     metrics = agent.learn(play(agent, envs))
@@ -115,12 +117,12 @@ def test_settings_that_make_no_sense_are_named(settings: dict[str, Any], message
 
 
 def test_action_level_agents_have_no_lambda_for_tokens() -> None:
-    with pytest.raises(ValueError, match="TwosomeSettings has no gae_lambda_token"):
+    with pytest.raises(ValueError, match="TWOSOMESettings has no setting gae_lambda_token"):
         trainers.make("twosome", gym.make(ENVIRONMENT), gae_lambda_token=0.95)
 
 
 def test_an_unknown_agent_is_told_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"did you mean 'poad'\? Known are poad, ntpo"):
+    with pytest.raises(ValueError, match=r"did you mean 'poad'\? Use poad, ntpo"):
         agent_class("paod")
     with pytest.raises(ValueError, match="no module 'nowhere_at_all'"):
         agent_class("nowhere_at_all:Agent")
@@ -170,7 +172,7 @@ class OneTokenPhrases(LanguageEnv):
         return self.text_parts[0][self.time % 2]
 
 
-def test_a_environment_without_phrases_gets_free_text_and_nothing_else() -> None:
+def test_an_environment_without_phrases_gets_free_text_and_nothing_else() -> None:
     class Anything(OneTokenPhrases):
         action_names = ()
         text_parts = None
@@ -178,7 +180,7 @@ def test_a_environment_without_phrases_gets_free_text_and_nothing_else() -> None
     env = TokenEnv(Anything())
     for name in LEARNERS:
         assert trainers.make(name, env).settings.sampling == "free"
-    with pytest.raises(ValueError, match="sampling='trie' needs phrases to choose from; use sampling='free' here"):
+    with pytest.raises(ValueError, match="sampling='trie' needs environments with phrases; use sampling='free' here"):
         trainers.make("poad", env, sampling="trie")
 
 
@@ -188,7 +190,7 @@ def test_a_reward_that_is_no_number_is_named() -> None:
             return super().advance(action)._replace(reward=float("nan"))
 
     envs = gym.vector.SyncVectorEnv([lambda: TokenEnv(Broken())], autoreset_mode=AutoresetMode.SAME_STEP)
-    with pytest.raises(ValueError, match="an environment gave the reward nan"):
+    with pytest.raises(ValueError, match="an environment returned the reward nan"):
         play(trainers.make("random", envs), envs, 1)
 
 
@@ -214,7 +216,7 @@ def test_with_longer_actions_the_discount_of_a_token_tells_poad_and_ntpo_apart(m
 
     assert losses("ntpo", gamma_token=1.0) == losses("poad")
     assert losses("ntpo", gamma_token=0.99) == losses("ntpo") != losses("poad")
-    with pytest.raises(ValueError, match=r"gamma_token=1\.5 is not between 0 and 1"):
+    with pytest.raises(ValueError, match=r"gamma_token=1\.5 must be between 0 and 1"):
         losses("ntpo", gamma_token=1.5)
 
 
@@ -233,8 +235,8 @@ def phrases(infos: Sequence[dict[str, Any]]) -> list[Any]:
 
 def credited(agent: PPOAgent, rollout: Rollout) -> tuple[Any, ...]:
     """What an agent hands to its credit assignment: rewards, values, mask and next values."""
-    with mock.patch.object(agent, "credit", wraps=agent.credit) as credit:
-        agent._batch(rollout)
+    with mock.patch("trainers.agents.ppo.gae", wraps=gae) as credit:
+        agent.assign_credit(rollout)
     rewards, values, mask, next_values, *_ = credit.call_args.args
     return rewards, values, mask, next_values
 
@@ -242,16 +244,17 @@ def credited(agent: PPOAgent, rollout: Rollout) -> tuple[Any, ...]:
 def test_with_no_discount_inside_actions_the_first_tokens_advantage_is_the_actions(make_envs: Envs) -> None:
     envs = make_envs(2)
     agent: PPOAgent = trainers.make("poad", envs, seed=5)
-    torch.nn.init.normal_(agent.policy.critic[-1].weight)
+    torch.nn.init.normal_(agent.critic[-1].weight)
     rollout = play(agent, envs, 12)
-    batch = agent._batch(rollout)
+    batch = agent.assign_credit(rollout)
     asked = [decision.record.query for row in rollout.actions for decision in row]
-    values = np.array([nodes[0] for nodes in agent.policy.values(asked)]).reshape(rollout.rewards.shape)
+    values = np.array([nodes[0] for nodes in agent.values(asked)]).reshape(rollout.rewards.shape)
     last = [agent.query(*pair) for pair in zip(rollout.last_observations, phrases(rollout.last_infos), strict=True)]
-    following = np.concatenate([values[1:], [[nodes[0] for nodes in agent.policy.values(last)]]])
-    expected, _ = action_gae(
+    following = np.concatenate([values[1:], [[nodes[0] for nodes in agent.values(last)]]])
+    expected, _ = gae(
         rollout.rewards,
-        values,
+        values[..., None],
+        rollout.valid[..., None],
         np.where(rollout.episode_ends, 0.0, following),
         rollout.episode_ends,
         gamma=0.99**rollout.durations,
@@ -264,7 +267,7 @@ def test_what_follows_a_truncation_is_the_value_of_the_final_observation(make_en
     envs = make_envs(2)
     agent: PPOAgent = trainers.make("random", envs)
     learner: PPOAgent = trainers.make("poad", envs, seed=5)
-    torch.nn.init.normal_(learner.policy.critic[-1].weight)
+    torch.nn.init.normal_(learner.critic[-1].weight)
 
     class Idle:
         """Lets the learner decide, and then waits instead, so that episodes run out of time."""
@@ -276,7 +279,7 @@ def test_what_follows_a_truncation_is_the_value_of_the_final_observation(make_en
     assert len(rollout.final) == 2, agent
     *_, next_values = credited(learner, rollout)
     for (t, n), (observation, info) in rollout.final.items():
-        (values,) = learner.policy.values([learner.query(observation, info["available_actions"])])
+        (values,) = learner.values([learner.query(observation, info["available_actions"])])
         assert next_values[t, n] == pytest.approx(values[0], abs=1e-5) != 0
     learner.settings = type(learner.settings)(**{**vars(learner.settings), "truncation_is_termination": True})
     *_, next_values = credited(learner, rollout)
@@ -294,6 +297,38 @@ def test_actions_are_drawn_with_the_policys_probabilities(make_envs: Envs) -> No
     np.testing.assert_allclose(np.bincount(drawn, minlength=len(probabilities)) / 4000, probabilities, atol=0.03)
     (greedy,) = agent.act(observations, infos, greedy=True)
     assert greedy.record.choice == probabilities.argmax()
+
+
+def test_two_agents_do_not_share_random_numbers() -> None:
+    """Free text is sampled by transformers from torch's global generators; agents keep those apart."""
+
+    def texts(*, disturb: bool) -> list[str]:
+        envs = lang_envs.make_vec(ENVIRONMENT, 2)
+        agent = trainers.make("poad", envs, seed=3, sampling="free", max_action_tokens=8)
+        observations, infos = envs.reset(seed=0)
+        infos = unbatch_infos(infos, 2)
+        said = []
+        for _ in range(2):
+            if disturb:
+                trainers.make("ntpo", envs, seed=4, sampling="free").act(observations, infos)
+                torch.rand(5)
+            said += [action.text for action in agent.act(observations, infos)]
+        return said
+
+    before = torch.get_rng_state()
+    alone = texts(disturb=False)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(set(alone)) > 1
+    assert texts(disturb=True) == alone
+
+
+def test_without_a_kl_threshold_no_step_is_skipped(make_envs: Envs) -> None:
+    envs = make_envs(2)
+    skipped = []
+    for threshold in (None, 1e-9):
+        agent = trainers.make("poad", envs, seed=1, actor_lr=0.05, kl_threshold=threshold)
+        skipped.append(agent.learn(play(agent, envs))["skipped_actor_steps"])
+    assert skipped[0] == 0 < skipped[1]
 
 
 def test_the_policy_stands_still_once_it_has_moved_too_far(make_envs: Envs) -> None:
@@ -388,10 +423,10 @@ def test_an_agent_that_only_plays_passes_and_can_be_evaluated() -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda made: made[:1], "made 1 decisions"),
+        (lambda made: made[:1], "returned 1 actions"),
         (lambda made: [Action("fly away")] * 2, "'fly away' is not one of"),
         (lambda made: [Action("chop", (99999,) * 3)] * 2, "token_ids"),
-        (lambda made: tuple(made), "list of decisions"),
+        (lambda made: tuple(made), "list of actions"),
         (lambda made: ["chop", "chop"], "trainers.Action"),
     ],
 )
@@ -411,7 +446,7 @@ def test_check_agent_names_a_signature_that_is_another() -> None:
             return []
 
     env = gym.make(ENVIRONMENT)
-    with pytest.raises(AssertionError, match=r"act takes .* too many positional arguments"):
+    with pytest.raises(AssertionError, match=r"act must accept .* too many positional arguments"):
         check_agent(Narrow(env), env)
 
 

@@ -89,10 +89,10 @@ def test_a_loaded_agent_has_adams_steps_on_the_cpu_whatever_its_device(tmp_path:
     agent = trainers.make("poad", envs, seed=1)
     train(agent, envs, 16, rollout_steps=8)
     agent.save(tmp_path / "saved")
-    before = agent._critic_optimizer.state_dict()
+    before = agent.critic_optimizer.state_dict()
     other = trainers.make("poad", envs, seed=2)
     other.load(tmp_path / "saved")
-    after = other._critic_optimizer.state_dict()
+    after = other.critic_optimizer.state_dict()
     assert before["param_groups"] == after["param_groups"] and len(after["state"]) == 6
     for number, state in before["state"].items():
         assert after["state"][number]["step"].device.type == "cpu"

@@ -7,14 +7,12 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
-from trainers.credit import action_gae, token_gae
+from trainers.credit import gae
 
 Floats = np.ndarray[Any, Any]
 Convert = Callable[[Any], Any]
@@ -24,7 +22,7 @@ BAD = {"gamma_token": 1.0, "gae_lambda_token": 1.0}
 
 
 class Rollout(NamedTuple):
-    """The arguments of token_gae, in its order."""
+    """The array arguments of gae, in its order."""
 
     rewards: Any
     values: Any
@@ -34,7 +32,7 @@ class Rollout(NamedTuple):
 
     @property
     def at_action_level(self) -> tuple[Any, Any, Any, Any]:
-        """The arguments of action_gae: the value of an action is the one before its first token."""
+        """The arguments of action_gae below: the value of an action is the one before its first token."""
         return self.rewards, self.values[:, :, 0], self.next_values, self.episode_ends
 
 
@@ -58,6 +56,16 @@ def dyadic_rollout(seed: int) -> Rollout:
         np.round(4 * array) / 4 for array in (rollout.rewards, rollout.values, rollout.next_values)
     )
     return rollout._replace(rewards=rewards, values=values, next_values=next_values)
+
+
+def action_gae(
+    rewards: Any, values: Any, next_values: Any, episode_ends: Any, *, gamma: Any, gae_lambda: float
+) -> tuple[Floats, Floats]:
+    """GAE over whole actions: one credit step in each; arrays (T, N)."""
+    mask = np.ones((*np.shape(values), 1), dtype=bool)
+    values = values[..., None]
+    advantages, returns = gae(rewards, values, mask, next_values, episode_ends, gamma=gamma, gae_lambda=gae_lambda)
+    return advantages[..., 0], returns[..., 0]
 
 
 def reference_action_gae(
@@ -112,23 +120,14 @@ def reference_token_gae(
     return advantages
 
 
-def kinds_of_array() -> dict[str, Convert]:
-    """Both libraries at both precisions; booleans stay booleans."""
-
-    def to_numpy(array: Floats, dtype: str) -> Floats:
-        return array if array.dtype == bool else array.astype(dtype)
-
-    def to_torch(array: Floats, dtype: str) -> torch.Tensor:
-        return torch.from_numpy(to_numpy(array, dtype))
-
-    return {
-        f"{convert.__name__}-{dtype}": partial(convert, dtype=dtype)
-        for convert in (to_numpy, to_torch)
-        for dtype in ("float64", "float32")
-    }
+def of_dtype(dtype: str) -> Convert:
+    """A conversion to a floating dtype; booleans stay booleans."""
+    return lambda array: array if array.dtype == bool else array.astype(dtype)
 
 
-every_kind = pytest.mark.parametrize("convert", kinds_of_array().values(), ids=kinds_of_array())
+both_precisions = pytest.mark.parametrize(
+    "convert", [of_dtype("float64"), of_dtype("float32")], ids=["float64", "float32"]
+)
 
 
 def assert_close(result: Any, expected: Floats) -> None:
@@ -139,9 +138,9 @@ def assert_close(result: Any, expected: Floats) -> None:
 # Agreement with slow references
 
 
-@every_kind
+@both_precisions
 @pytest.mark.parametrize("seed", range(5))
-def test_action_gae_is_the_discounted_sum_of_td_errors(convert: Convert, seed: int) -> None:
+def test_gae_over_actions_is_the_discounted_sum_of_td_errors(convert: Convert, seed: int) -> None:
     rollout = ragged_rollout(seed)
     expected = reference_action_gae(*rollout.at_action_level, gamma=0.9, gae_lambda=0.8)
 
@@ -152,7 +151,7 @@ def test_action_gae_is_the_discounted_sum_of_td_errors(convert: Convert, seed: i
     assert_close(returns, expected + rollout.values[:, :, 0])
 
 
-@every_kind
+@both_precisions
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     "discounts",
@@ -164,13 +163,13 @@ def test_action_gae_is_the_discounted_sum_of_td_errors(convert: Convert, seed: i
         {"gamma": 0.0, "gae_lambda": 1.0, "gamma_token": 0.0, "gae_lambda_token": 1.0},
     ],
 )
-def test_token_gae_is_the_recurrence_over_single_tokens(
+def test_gae_over_tokens_is_the_recurrence_over_single_tokens(
     convert: Convert, seed: int, discounts: dict[str, float]
 ) -> None:
     rollout = ragged_rollout(seed)
     expected = reference_token_gae(rollout, **discounts)
 
-    advantages, returns = token_gae(*map(convert, rollout), **discounts)
+    advantages, returns = gae(*map(convert, rollout), **discounts)
 
     assert_close(advantages, expected)
     assert_close(returns, np.where(rollout.mask, expected + rollout.values, 0))
@@ -179,7 +178,7 @@ def test_token_gae_is_the_recurrence_over_single_tokens(
 @pytest.mark.parametrize(("steps", "envs", "length"), [(1, 1, 1), (1, 3, 4), (6, 1, 1), (0, 2, 3)])
 def test_smallest_rollouts_need_no_special_care(steps: int, envs: int, length: int) -> None:
     rollout = ragged_rollout(0, steps=steps, envs=envs, length=length)
-    advantages, returns = token_gae(*rollout, **DISCOUNTS)
+    advantages, returns = gae(*rollout, **DISCOUNTS)
     assert_close(advantages, reference_token_gae(rollout, **DISCOUNTS))
     assert returns.shape == (steps, envs, length)
 
@@ -187,7 +186,7 @@ def test_smallest_rollouts_need_no_special_care(steps: int, envs: int, length: i
 # Numbers worked by hand
 
 
-def test_action_gae_by_hand() -> None:
+def test_gae_over_actions_by_hand() -> None:
     # gamma = 1/2, lambda = 1/2, so gamma lambda = 1/4; three steps, the last one terminates.
     #   delta_2 = 8 + 0       - 4 = 4        A_2 = 4
     #   delta_1 = 1 + 1/2 * 4 - 2 = 1        A_1 = 1 + 1/4 * 4 = 2
@@ -204,7 +203,7 @@ def test_action_gae_by_hand() -> None:
     assert returns[:, 0].tolist() == [1.5, 4.0, 8.0]
 
 
-def test_token_gae_by_hand() -> None:
+def test_gae_over_tokens_by_hand() -> None:
     # An action of 3 tokens, then one of 2 that terminates. gamma = 1/2 and lambda = 1/2: 1/4 passes
     # from action to action; gamma_token = 1/2 and lambda_token = 1: 1/2 passes from token to token.
     #   Second action, values 2, 6, reward 10, followed by 0:
@@ -214,7 +213,7 @@ def test_token_gae_by_hand() -> None:
     #     delta_3 = 1 + 1/2 * 2 - 2 = 0      A_3 = 0 + 1/4 * 3 = 0.75
     #     delta_2 = 1/2 * 2     - 4 = -3     A_2 = -3 + 1/2 * 0.75 = -2.625
     #     delta_1 = 1/2 * 4     - 1 = 1      A_1 = 1 + 1/2 * -2.625 = -0.3125
-    advantages, returns = token_gae(
+    advantages, returns = gae(
         rewards=np.array([[1.0], [10.0]]),
         values=np.array([[[1.0, 4.0, 2.0]], [[2.0, 6.0, 99.0]]]),
         mask=np.array([[[True, True, True]], [[True, True, False]]]),
@@ -232,7 +231,7 @@ def test_token_gae_by_hand() -> None:
 def test_bad_gives_each_token_of_an_action_the_undiscounted_outcome_by_hand() -> None:
     # One action of 3 tokens, reward 5, terminates. With no discount and no decay inside the action
     # every token's return is the reward itself, whatever the critic says in between.
-    advantages, returns = token_gae(
+    advantages, returns = gae(
         rewards=np.array([[5.0]]),
         values=np.array([[[1.0, -3.0, 2.0]]]),
         mask=np.ones((1, 1, 3), dtype=bool),
@@ -248,7 +247,7 @@ def test_bad_gives_each_token_of_an_action_the_undiscounted_outcome_by_hand() ->
 
 def test_naive_credit_fades_with_the_length_of_the_action_by_hand() -> None:
     # The same action under a critic that says 0: NTPO's first of 3 tokens gets 1/2 * 1/2 of 5.
-    advantages, _ = token_gae(
+    advantages, _ = gae(
         rewards=np.array([[5.0]]),
         values=np.zeros((1, 1, 3)),
         mask=np.ones((1, 1, 3), dtype=bool),
@@ -268,7 +267,7 @@ def test_naive_credit_fades_with_the_length_of_the_action_by_hand() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_first_token_has_exactly_the_advantage_of_the_action_under_bad(seed: int) -> None:
     rollout = dyadic_rollout(seed)
-    at_tokens, token_returns = token_gae(*rollout, gamma=0.5, gae_lambda=0.5, **BAD)
+    at_tokens, token_returns = gae(*rollout, gamma=0.5, gae_lambda=0.5, **BAD)
     at_actions, action_returns = action_gae(*rollout.at_action_level, gamma=0.5, gae_lambda=0.5)
     np.testing.assert_array_equal(at_tokens[:, :, 0], at_actions)
     np.testing.assert_array_equal(token_returns[:, :, 0], action_returns)
@@ -278,7 +277,7 @@ def test_first_token_has_the_advantage_of_the_action_for_any_discounts_under_bad
     rng = np.random.default_rng(0)
     for gamma, gae_lambda in [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0), *rng.random((5, 2))]:
         rollout = ragged_rollout(1, steps=40, length=20)
-        at_tokens, _ = token_gae(*rollout, gamma=gamma, gae_lambda=gae_lambda, **BAD)
+        at_tokens, _ = gae(*rollout, gamma=gamma, gae_lambda=gae_lambda, **BAD)
         at_actions, _ = action_gae(*rollout.at_action_level, gamma=gamma, gae_lambda=gae_lambda)
         np.testing.assert_allclose(at_tokens[:, :, 0], at_actions, rtol=0, atol=1e-11)
 
@@ -288,8 +287,8 @@ def test_poad_and_ntpo_coincide_exactly_on_actions_of_one_token(length: int) -> 
     rollout = ragged_rollout(2, length=length)
     rollout = rollout._replace(mask=np.broadcast_to(np.arange(length) == 0, rollout.mask.shape))
     shared = {"gamma": 0.9, "gae_lambda": 0.8, "gae_lambda_token": 0.8}
-    poad = token_gae(*rollout, **shared, gamma_token=1.0)
-    ntpo = token_gae(*rollout, **shared, gamma_token=0.9)
+    poad = gae(*rollout, **shared, gamma_token=1.0)
+    ntpo = gae(*rollout, **shared, gamma_token=0.9)
     np.testing.assert_array_equal(poad, ntpo)
     by_action = action_gae(*rollout.at_action_level, gamma=0.9, gae_lambda=0.8)
     np.testing.assert_array_equal([array[:, :, 0] for array in poad], by_action)
@@ -298,8 +297,8 @@ def test_poad_and_ntpo_coincide_exactly_on_actions_of_one_token(length: int) -> 
 def test_poad_and_ntpo_differ_on_longer_actions() -> None:
     rollout = ragged_rollout(2)
     shared = {"gamma": 0.9, "gae_lambda": 0.8, "gae_lambda_token": 0.8}
-    poad, _ = token_gae(*rollout, **shared, gamma_token=1.0)
-    ntpo, _ = token_gae(*rollout, **shared, gamma_token=0.9)
+    poad, _ = gae(*rollout, **shared, gamma_token=1.0)
+    ntpo, _ = gae(*rollout, **shared, gamma_token=0.9)
     assert not np.allclose(poad[:, :, 0], ntpo[:, :, 0])
 
 
@@ -309,11 +308,11 @@ def test_poad_and_ntpo_differ_on_longer_actions() -> None:
 def test_nothing_after_an_episode_end_reaches_back_over_it() -> None:
     rollout = ragged_rollout(3)
     rollout.episode_ends[2] = True
-    before = token_gae(*rollout, **DISCOUNTS)
+    before = gae(*rollout, **DISCOUNTS)
     actions_before = action_gae(*rollout.at_action_level, gamma=0.9, gae_lambda=0.8)
     for array in (rollout.rewards, rollout.values, rollout.next_values):
         array[3:] = math.nan
-    after = token_gae(*rollout, **DISCOUNTS)
+    after = gae(*rollout, **DISCOUNTS)
     actions_after = action_gae(*rollout.at_action_level, gamma=0.9, gae_lambda=0.8)
     np.testing.assert_array_equal(np.array(after)[:, :3], np.array(before)[:, :3])
     np.testing.assert_array_equal(np.array(actions_after)[:, :3], np.array(actions_before)[:, :3])
@@ -322,9 +321,9 @@ def test_nothing_after_an_episode_end_reaches_back_over_it() -> None:
 def test_credit_does_flow_back_where_the_episode_goes_on() -> None:
     rollout = ragged_rollout(3)
     rollout.episode_ends[:] = False
-    before, _ = token_gae(*rollout, **DISCOUNTS)
+    before, _ = gae(*rollout, **DISCOUNTS)
     rollout.rewards[-1] += 100
-    after, _ = token_gae(*rollout, **DISCOUNTS)
+    after, _ = gae(*rollout, **DISCOUNTS)
     assert (after > before)[rollout.mask].all()
 
 
@@ -337,7 +336,7 @@ def test_value_after_a_step_counts_whether_or_not_the_episode_ends_there(
     at_action, _ = action_gae(reward, value, next_value, ends, gamma=0.5, gae_lambda=0.5)
     assert at_action.tolist() == [[3.0]]
     one_token = np.ones((1, 1, 1), dtype=bool)
-    at_token, _ = token_gae(reward, value[..., None], one_token, next_value, ends, gamma=0.5, gae_lambda=0.5, **BAD)
+    at_token, _ = gae(reward, value[..., None], one_token, next_value, ends, gamma=0.5, gae_lambda=0.5, **BAD)
     assert at_token.tolist() == [[[3.0]]]
 
 
@@ -357,13 +356,13 @@ def test_termination_bootstraps_from_nothing() -> None:
 # Padding
 
 
-@every_kind
+@both_precisions
 def test_garbage_behind_the_last_token_changes_nothing(convert: Convert) -> None:
     rollout = ragged_rollout(4)
-    clean = token_gae(*map(convert, rollout), **DISCOUNTS)
+    clean = gae(*map(convert, rollout), **DISCOUNTS)
     for garbage in (math.nan, math.inf, 1e30):
         dirty_values = np.where(rollout.mask, rollout.values, garbage)
-        dirty = token_gae(*map(convert, rollout._replace(values=dirty_values)), **DISCOUNTS)
+        dirty = gae(*map(convert, rollout._replace(values=dirty_values)), **DISCOUNTS)
         for expected, result in zip(clean, dirty, strict=True):
             np.testing.assert_array_equal(result, expected)
             assert (np.asarray(result)[~rollout.mask] == 0).all()
@@ -380,13 +379,13 @@ def test_row_without_an_action_has_zero_results_and_isolates_its_neighbours(
     for array in (rollout.rewards, rollout.values, rollout.next_values):
         array[3, 1] = math.nan
 
-    advantages, returns = token_gae(*rollout, **DISCOUNTS)
+    advantages, returns = gae(*rollout, **DISCOUNTS)
 
     assert (advantages[3, 1] == 0).all()
     assert (returns[3, 1] == 0).all()
     # The two halves are what they are alone, the first ending on its own next value.
     for half in (slice(0, 3), slice(4, None)):
-        alone, _ = token_gae(*(array[half, 1:2] for array in rollout), **DISCOUNTS)
+        alone, _ = gae(*(array[half, 1:2] for array in rollout), **DISCOUNTS)
         np.testing.assert_array_equal(advantages[half, 1:2], alone)
 
 
@@ -404,64 +403,43 @@ def test_marked_row_without_an_action_stays_isolated_at_the_action_level_too() -
 # What goes in and comes out
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, torch.float32, torch.float64])
-def test_results_are_of_the_kind_and_dtype_of_the_values(dtype: Any) -> None:
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_have_the_dtype_of_the_values(dtype: Any) -> None:
     rollout = ragged_rollout(6)
-    if isinstance(dtype, torch.dtype):
-        values: Any = torch.from_numpy(rollout.values).to(dtype)
-    else:
-        values = rollout.values.astype(dtype)
-    mixed = rollout._replace(values=values)
-    at_tokens = token_gae(*mixed, **DISCOUNTS)
+    mixed = rollout._replace(values=rollout.values.astype(dtype))
+    at_tokens = gae(*mixed, **DISCOUNTS)
     at_actions = action_gae(*mixed.at_action_level, gamma=0.9, gae_lambda=0.8)
-    for result in (*at_tokens, *at_actions):
-        assert type(result) is type(values)
-        assert result.dtype == dtype
+    assert all(result.dtype == dtype for result in (*at_tokens, *at_actions))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, torch.float16, torch.bfloat16])
-def test_half_precision_is_rounded_once_at_the_end(dtype: Any) -> None:
+def test_half_precision_is_rounded_once_at_the_end() -> None:
     rollout = ragged_rollout(6, steps=50)
-    if isinstance(dtype, torch.dtype):
-        half: Any = torch.from_numpy(rollout.values).to(dtype)
-        step, values = torch.finfo(dtype).eps, half.double()
-    else:
-        half = rollout.values.astype(dtype)
-        step, values = np.finfo(dtype).eps, half.astype(float)
-    exact, _ = token_gae(*rollout._replace(values=values), **DISCOUNTS)
-    advantages, _ = token_gae(*rollout._replace(values=half), **DISCOUNTS)
-    assert advantages.dtype == dtype
-    advantages = torch.as_tensor(advantages).double()
-    np.testing.assert_allclose(advantages, exact, rtol=step / 2, atol=1e-5)
+    half = rollout.values.astype(np.float16)
+    exact, _ = gae(*rollout._replace(values=half.astype(float)), **DISCOUNTS)
+    advantages, _ = gae(*rollout._replace(values=half), **DISCOUNTS)
+    assert advantages.dtype == np.float16
+    np.testing.assert_allclose(advantages.astype(float), exact, rtol=np.finfo(np.float16).eps / 2, atol=1e-5)
 
 
 def test_arguments_are_left_as_they_were() -> None:
     rollout = ragged_rollout(7)
     copies = [array.copy() for array in rollout]
-    token_gae(*rollout, **DISCOUNTS)
+    gae(*rollout, **DISCOUNTS)
     action_gae(*rollout.at_action_level, gamma=0.9, gae_lambda=0.8)
     for array, copy in zip(rollout, copies, strict=True):
         np.testing.assert_array_equal(array, copy)
-
-
-def test_no_gradient_flows_through_the_results() -> None:
-    rollout = Rollout(*map(torch.from_numpy, ragged_rollout(8)))
-    rollout.values.requires_grad_()
-    at_tokens = token_gae(*rollout, **DISCOUNTS)
-    at_actions = action_gae(*rollout.at_action_level, gamma=0.9, gae_lambda=0.8)
-    assert not any(result.requires_grad for result in (*at_tokens, *at_actions))
 
 
 def test_numpy_alone_suffices() -> None:
     program = """
 import runpy, sys
 import numpy as np
-zeros = np.zeros((2, 1))
+zeros, values = np.zeros((2, 1)), np.zeros((2, 1, 3))
 credit = runpy.run_path(sys.argv[1])
-credit["action_gae"](zeros, zeros, zeros, zeros, gamma=1, gae_lambda=1)
+credit["gae"](zeros, values, values == 0, zeros, zeros, gamma=1, gae_lambda=1)
 assert "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program, inspect.getfile(action_gae)], check=True)
+    subprocess.run([sys.executable, "-c", program, inspect.getfile(gae)], check=True)
 
 
 # Errors
@@ -478,11 +456,11 @@ assert "torch" not in sys.modules
         ("episode_ends", (7,)),
     ],
 )
-@every_kind
+@both_precisions
 def test_disagreeing_shapes_are_refused_by_name(convert: Convert, argument: str, shape: tuple[int, ...]) -> None:
     rollout = ragged_rollout(9)._replace(**{argument: np.ones(shape)})
     with pytest.raises(ValueError, match=rf"{argument} .*\(7, 3, 5\).*{str(shape)[1:-1]}"):
-        token_gae(*map(convert, rollout), **DISCOUNTS)
+        gae(*map(convert, rollout), **DISCOUNTS)
 
 
 @pytest.mark.parametrize("argument", ["rewards", "next_values", "episode_ends"])
@@ -495,23 +473,17 @@ def test_disagreeing_shapes_are_refused_at_the_action_level(argument: str) -> No
 @pytest.mark.parametrize("shape", [(7, 3), (7, 3, 5, 1), (7, 3, 0)])
 def test_values_without_a_token_axis_are_refused(shape: tuple[int, ...]) -> None:
     rollout = ragged_rollout(9)._replace(values=np.zeros(shape))
-    with pytest.raises(ValueError, match=r"values must have shape \(T, N, L\)"):
-        token_gae(*rollout, **DISCOUNTS)
+    with pytest.raises(ValueError, match=r"values must have shape \(T, N, U\)"):
+        gae(*rollout, **DISCOUNTS)
 
 
-def test_values_with_a_token_axis_are_refused_at_the_action_level() -> None:
-    rewards, _, next_values, ends = ragged_rollout(9).at_action_level
-    with pytest.raises(ValueError, match=r"values must have shape \(T, N\), got \(7, 3, 5\)"):
-        action_gae(rewards, np.zeros((7, 3, 5)), next_values, ends, gamma=0.9, gae_lambda=0.8)
-
-
-@every_kind
+@both_precisions
 @pytest.mark.parametrize("row", [[False, True, True], [True, False, True]])
 def test_mask_with_padding_before_a_token_is_refused(convert: Convert, row: list[bool]) -> None:
     rollout = ragged_rollout(9, length=3)
     rollout.mask[4, 2] = row
     with pytest.raises(ValueError, match=r"mask of shape \(7, 3, 3\).*prefix.*row \[4, 2\]"):
-        token_gae(*map(convert, rollout), **DISCOUNTS)
+        gae(*map(convert, rollout), **DISCOUNTS)
 
 
 @pytest.mark.parametrize("name", DISCOUNTS)
@@ -519,7 +491,7 @@ def test_mask_with_padding_before_a_token_is_refused(convert: Convert, row: list
 def test_discount_outside_the_unit_interval_is_refused_by_name(name: str, number: float) -> None:
     rollout = ragged_rollout(9)
     with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got {number}"):
-        token_gae(*rollout, **(DISCOUNTS | {name: number}))
+        gae(*rollout, **(DISCOUNTS | {name: number}))
     if not name.endswith("token"):
         discounts = {"gamma": 0.9, "gae_lambda": 0.8, name: number}
         with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got {number}"):
@@ -528,6 +500,5 @@ def test_discount_outside_the_unit_interval_is_refused_by_name(name: str, number
 
 def test_values_that_are_not_floating_are_refused() -> None:
     rewards, values, next_values, ends = ragged_rollout(9).at_action_level
-    for integers in (values.astype(int), torch.from_numpy(values).int()):
-        with pytest.raises(ValueError, match=r"values must be floating, got dtype .*int"):
-            action_gae(rewards, integers, next_values, ends, gamma=0.9, gae_lambda=0.8)
+    with pytest.raises(ValueError, match=r"values must be floating, got dtype int"):
+        action_gae(rewards, values.astype(int), next_values, ends, gamma=0.9, gae_lambda=0.8)

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import trainers
+from trainers.evaluation import evaluate
 from trainers.features import FeatureStore
 from trainers.language_model import LanguageModel, load_language_model
-from trainers.loop import evaluate, train
+from trainers.loop import train
 from trainers.prefix_tree import build_tree
 
 Envs = Callable[..., gym.vector.VectorEnv]
@@ -95,6 +96,6 @@ def test_evaluation_computes_no_features(make_envs: Envs) -> None:
 def test_texts_that_do_not_return_are_not_kept(tmp_path: Path, make_envs: Envs) -> None:
     agent = trainers.make("poad", make_envs(2), sampling="free", max_action_tokens=4, device="cpu")
     train(agent, make_envs(2), 16, rollout_steps=4)
-    rows = len(agent._features.features)
+    rows = len(agent.features.features)
     train(agent, make_envs(2), 16, rollout_steps=4)
-    assert len(agent._features.features) < 2 * rows
+    assert len(agent.features.features) < 2 * rows

@@ -22,7 +22,8 @@ import trainers
 from lang_envs.files import write_atomically
 from trainers import TrainingCollapsed
 from trainers.checkpoint import load_checkpoint, save_checkpoint
-from trainers.loop import evaluate, train
+from trainers.evaluation import evaluate
+from trainers.loop import train
 
 Envs = Callable[..., gym.vector.VectorEnv]
 ENVIRONMENT = "Overcooked-tomato-salad-v0"
@@ -142,7 +143,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, make_envs: Env
     (tmp_path / "run").mkdir()
     with (tmp_path / "run" / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(BlockingIOError, match="another process is at work"):
+        with pytest.raises(BlockingIOError, match="another process is using"):
             train(trainers.make("random", make_envs(1)), make_envs(1), 8, run_dir=tmp_path / "run")
 
 
@@ -158,7 +159,7 @@ def test_a_step_limit_put_around_a_environment_is_resumed_too(tmp_path: Path, ma
 def test_another_agents_checkpoint_is_refused(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(1)
     trainers.make("poad", envs).save(tmp_path / "saved")
-    with pytest.raises(ValueError, match="holds a POAD, and this is a NTPO"):
+    with pytest.raises(ValueError, match="contains a POAD, expected a NTPO"):
         trainers.make("ntpo", envs).load(tmp_path / "saved")
 
 

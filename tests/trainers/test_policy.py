@@ -44,13 +44,13 @@ def load(kind: str, tiny_model: Callable[[str], Path], **options: object) -> Lan
 
 
 def make_policy(model: LanguageModel, sampling: str = "trie", normalisation: str = "token") -> LanguagePolicy:
-    return LanguagePolicy(model, sampling=sampling, normalisation=normalisation, critic_hidden=(16,))
+    return LanguagePolicy(model, sampling=sampling, normalisation=normalisation)
 
 
 def queries(model: LanguageModel) -> list[Query]:
     tokenizer = model.tokenizer
     return [
-        (
+        Query(
             tokenizer.prompt(tokenizer.encode(text)),
             build_tree(tuple(tokenizer.encode_action(phrase) for phrase in phrases)),
         )
@@ -126,7 +126,7 @@ def wide_query(model: LanguageModel, count: int, prompt: int, seed: int = 0) -> 
     while len(found) < count:
         found.add((*rng.integers(5, 5 + 30, rng.integers(1, 6)).tolist(), model.tokenizer.end_id))
     ids = rng.integers(5, model.tokenizer.vocab_size, prompt)
-    return tuple(ids.tolist()), build_tree(tuple(sorted(found, key=hash)))
+    return Query(tuple(ids.tolist()), build_tree(tuple(sorted(found, key=hash))))
 
 
 @pytest.mark.parametrize("kind", ["embedded", "llama"])  # one key for each query head, and one for two
@@ -138,7 +138,7 @@ def test_wide_trees_and_long_prompts_are_scored_as_the_naive_way_scores_them(
     model = load(kind, tiny_model)
     policy = make_policy(model, sampling)
     prompt, tree = wide_query(model, count, length)
-    asked = [(prompt, tree), (prompt, queries(model)[1][1])]  # a prompt of two trees
+    asked = [Query(prompt, tree), Query(prompt, queries(model)[1].tree)]  # a prompt of two trees
     assert len(tree.parts) > 2 or count == 6
     weights = None
     found = []
@@ -189,17 +189,17 @@ def test_peak_memory_of_the_unpacked_way_is_that_of_one_forward() -> None:
 import sys, torch, numpy as np
 from trainers.language_model import load_language_model
 from trainers.policy import LanguagePolicy
-from trainers.prefix_tree import build_tree
+from trainers.prefix_tree import Query, build_tree
 torch.set_num_threads(1)
 model = load_language_model("embedded", device="cpu", tokens_per_forward=16)
 model.packs = False
-policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
+policy = LanguagePolicy(model, sampling="trie", normalisation="token")
 tree = build_tree(tuple((i, i + 1, 2) for i in range(10, 138)))
 peak = lambda: int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
-policy.score(model.pack([(tuple(range(5, 25)), build_tree(((5, 6, 2), (7, 2))))])).token_log_probs.sum().backward()
+policy.score(model.pack([Query(tuple(range(5, 25)), build_tree(((5, 6, 2), (7, 2))))])).token_log_probs.sum().backward()
 before = peak()  # with all that torch imports for checkpoints
 model.tokens_per_forward = int(sys.argv[1])
-policy.score(model.pack([(tuple(range(5, 135)), tree)])).token_log_probs.sum().backward()
+policy.score(model.pack([Query(tuple(range(5, 135)), tree)])).token_log_probs.sum().backward()
 print(peak() - before)
 """
     kept_apart = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # of freed memory, glibc keeps nothing
@@ -270,7 +270,7 @@ def test_soft_capped_models_are_packed_and_scored_as_they_are(sampling: str) -> 
     model = load_language_model(Gemma2ForCausalLM(config), tokenizer="embedded", device="cpu", temperature=0.8)
     assert model.packs
     prompt, tree = wide_query(model, 150, 30)
-    scores = make_policy(model, sampling).score(model.pack([(prompt, tree)]), with_node_entropies=True)
+    scores = make_policy(model, sampling).score(model.pack([Query(prompt, tree)]), with_node_entropies=True)
     for row in (0, 70, 149):
         candidate = tree.candidates[row]
         logits = reference_logits(model, prompt, candidate) / 0.8
@@ -400,7 +400,7 @@ def test_candidates_are_weighed_by_likelihood_over_phrase_length(
     model = load("llama", tiny_model)
     policy = make_policy(model, "candidates", normalisation)
     prompt, tree = queries(model)[0]
-    scores = policy.score(model.pack([(prompt, tree)]))
+    scores = policy.score(model.pack([Query(prompt, tree)]))
     likelihoods = torch.stack(
         [
             reference_logits(model, prompt, candidate)
@@ -447,7 +447,7 @@ def test_free_text_is_scored_by_the_distribution_that_sampled_it(
     torch.manual_seed(1)
     said = model.generate(prompts, max_tokens=12, greedy=False)
     assert all(1 <= len(ids) <= 12 for ids in said)
-    asked = [(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, said, strict=True)]
+    asked = [Query(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, said, strict=True)]
     scores = policy.score(model.pack(asked), with_node_entropies=True)
     for b, (prompt, ids) in enumerate(zip(prompts, said, strict=True)):
         logits = (reference_logits(model, prompt, ids) / temperature).log_softmax(-1)
@@ -514,24 +514,23 @@ def test_prompts_longer_than_a_sliding_window_are_scored_as_the_model_reads_them
     policy = make_policy(model, "candidates")
     tree = build_tree(((5, 6, 2), (7, 2)))
     prompt = tuple(range(10, 90))
-    scores = policy.score(model.pack([(prompt, tree)]))
+    scores = policy.score(model.pack([Query(prompt, tree)]))
     for k, candidate in enumerate(tree.candidates):
         logits = reference_logits(model, prompt, candidate).log_softmax(-1)
         expected = logits[torch.arange(len(candidate)), torch.tensor(candidate)]
         torch.testing.assert_close(scores.token_log_probs[0, k, : len(candidate)], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_assessments_do_not_depend_on_how_questions_are_grouped(tiny_model: Callable[[str], Path]) -> None:
+def test_outputs_and_features_do_not_depend_on_how_queries_are_grouped(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model)
-    torch.nn.init.normal_(policy.critic[-1].weight)
-    together = policy.assess(queries(model))
-    values = policy.values(queries(model))
+    together = policy.outputs(queries(model))
+    features = model.features(queries(model))
     model.tokens_per_forward = 1
-    for one, other in zip(together, policy.assess(queries(model)), strict=True):
+    for one, other in zip(together, policy.outputs(queries(model)), strict=True):
         np.testing.assert_allclose(one.token_log_probs, other.token_log_probs, atol=1e-5)
-    for one, other in zip(values, policy.values(queries(model)), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4)
+    for one, other in zip(features, model.features(queries(model)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_that_takes_no_tree_mask_falls_back_with_a_warning(

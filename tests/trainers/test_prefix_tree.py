@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainers.prefix_tree import PART, PrefixTree, along, build_tree, pack, split
+from trainers.prefix_tree import PART, PrefixTree, Query, along, build_tree, pack, split
 
 CANDIDATES = ((5, 6, 7, 2), (5, 6, 2), (5, 8, 2), (9, 2))
 
@@ -139,20 +139,20 @@ def test_wide_trees_are_split_into_parts_that_hold_every_node_with_its_ancestors
 
 
 def test_no_row_of_the_mask_is_empty() -> None:
-    batch = pack([((11, 12, 13), build_tree(CANDIDATES)), ((14,), build_tree(((5, 7, 2),)))], pad_id=0)
+    batch = pack([Query((11, 12, 13), build_tree(CANDIDATES)), Query((14,), build_tree(((5, 7, 2),)))], pad_id=0)
     assert batch.visible.any(-1).all()
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="prompt is empty"):
-        pack([((), build_tree(((5, 2),)))], pad_id=0)
+        pack([Query((), build_tree(((5, 2),)))], pad_id=0)
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_groups_hold_every_question_once_and_keep_to_their_size(packed: bool) -> None:
+def test_groups_hold_every_query_once_and_keep_to_their_size(packed: bool) -> None:
     rng = np.random.default_rng(0)
     trees = [build_tree(((5, 6, 2), (7, 2))), build_tree(CANDIDATES)]
-    queries = [(tuple(range(1, 2 + int(n))), trees[n % 2]) for n in rng.integers(1, 40, size=50)]
+    queries = [Query(tuple(range(1, 2 + int(n))), trees[n % 2]) for n in rng.integers(1, 40, size=50)]
     groups = split(queries, tokens=256, packed=packed)
     assert sorted(index for group in groups for index in group) == list(range(50))
     for group in groups:
@@ -173,6 +173,17 @@ def test_trees_with_long_candidates_cost_at_most_twice_their_nodes(shared: int, 
     short = tuple((*start, 3000 + i, 4000 + i, 2) for i in range(1000))
     tree = build_tree((*short, (*start, *range(5000, 5000 + longest - shared), 2)))
     inner = len(tree.parents) - 1
-    batch = pack([((5,), tree)], pad_id=0)
+    batch = pack([Query((5,), tree)], pad_id=0)
     assert inner <= len(batch.input_ids) - 1 < 2.2 * inner
     assert set(np.concatenate([part.nodes for part in tree.parts])) == set(range(1, inner + 1))
+
+
+def test_queries_are_equal_where_prompts_candidates_and_siblings_are() -> None:
+    tree, again = build_tree.__wrapped__(CANDIDATES), build_tree.__wrapped__(CANDIDATES)
+    assert tree is not again and tree == again and hash(tree) == hash(again)
+    assert len({Query((5,), tree), Query((5,), again)}) == 1
+    assert Query((5,), tree) != Query((6,), tree)
+    # The same candidates, with and without the siblings that a token is chosen among.
+    assert along(tree, (0, 1)).candidates == build_tree(CANDIDATES[:2]).candidates
+    assert along(tree, (0, 1)) != build_tree(CANDIDATES[:2])
+    assert along(tree, (0, 1)) == along.__wrapped__(again, (0, 1))

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from lang_envs import LanguageEnv, TokenEnv, Transition
 from trainers import Action
-from trainers.credit import action_gae
+from trainers.credit import gae
 from trainers.rollout import begin, collect, unbatch_infos
 
 PLAN = (
@@ -110,14 +110,31 @@ def test_autoreset_modes_give_equal_decisions_and_advantages() -> None:
         next_values[rollout.episode_ends] = 0
         for (t, n), (_, info) in rollout.final.items():
             next_values[t, n] = value_of[info["text"]]
-        advantages, returns = action_gae(
-            rollout.rewards, values, next_values, rollout.episode_ends, gamma=0.9, gae_lambda=0.8
-        )
-        found.append((advantages[rollout.valid[:, 0], 0], returns[rollout.valid[:, 0], 0]))
+        ends, mask = rollout.episode_ends, rollout.valid[..., None]
+        credit = gae(rollout.rewards, values[..., None], mask, next_values, ends, gamma=0.9, gae_lambda=0.8)
+        found.append([array[rollout.valid[:, 0], 0, 0] for array in credit])
     (same, same_returns), (following, following_returns) = found
     assert len(same) == len(following) == 9
     np.testing.assert_allclose(following, same)
     np.testing.assert_allclose(following_returns, same_returns)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_next_observations_are_those_of_the_same_episode(mode: AutoresetMode) -> None:
+    rollout = gather(mode, 8)
+    followed = list(rollout.next_observations())
+    assert [(after.t, after.n) for after in followed] == [tuple(place) for place in np.argwhere(rollout.valid)]
+    space = countdowns(mode, 1).single_observation_space
+    for after in followed:
+        place = after.t, after.n
+        count = int(rollout.rewards[place])  # the reward is the step's number
+        assert after.truncated == rollout.truncated[place]
+        if rollout.terminated[place]:
+            assert after.observation is None and not after.info
+        else:
+            assert after.observation is not None
+            assert after.info["text"] == space.decode(after.observation) == f"step {count}"
+            assert after.info["available_actions"] == ("wait", "hurry")
 
 
 def test_a_step_that_only_resets_counts_in_no_episode() -> None:

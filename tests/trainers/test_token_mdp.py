@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from trainers.credit import token_gae
+from trainers.credit import gae
 
 ALPHABET = "abc"
 END = "."  # the token that ends an action where words may begin one another
@@ -271,7 +271,7 @@ def test_naive_backup_prefers_a_short_bad_action_to_a_long_good_one() -> None:
 def play(
     mdp: WordMDP, policy: Policy, values: dict[Prefix, float], *, steps: int = 12
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Roll a deterministic MDP out, an environment for each first state, as token_gae takes it."""
+    """Roll a deterministic MDP out, an environment for each first state, as gae takes it."""
     shape = (steps, len(mdp.states))
     rewards, next_values, ends = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=bool)
     length = max(map(len, policy.values()))
@@ -298,7 +298,7 @@ def test_optimal_tokens_have_no_advantage_under_bad(mdp: WordMDP, gae_lambda: fl
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma=0.9, gamma_token=1.0)
     rollout = play(mdp, policy, values)
-    advantages, returns = token_gae(
+    advantages, returns = gae(
         *rollout,
         gamma=0.9,
         gae_lambda=gae_lambda,
@@ -316,7 +316,7 @@ def test_a_token_is_blamed_for_what_it_forgoes_under_bad(mdp: WordMDP) -> None:
     optimum = action_value_iteration(mdp, gamma=0.9)
     policy = {s: max(mdp.actions[s]) for s in mdp.states}  # the last word of the alphabet
     rollout = play(mdp, policy, values, steps=1)
-    blame, _ = token_gae(*rollout, gamma=0.9, gae_lambda=0, gamma_token=1, gae_lambda_token=0)
+    blame, _ = gae(*rollout, gamma=0.9, gae_lambda=0, gamma_token=1, gae_lambda_token=0)
     assert (blame <= EXACT).all()
     forgone = [action_value(mdp, optimum, s, policy[s], 0.9) - optimum[s] for s in mdp.states]
     np.testing.assert_allclose(blame[0].sum(axis=-1), forgone, rtol=0, atol=EXACT)
@@ -326,5 +326,5 @@ def test_a_token_is_blamed_for_what_it_forgoes_under_bad(mdp: WordMDP) -> None:
 def test_a_discount_inside_actions_finds_fault_with_optimal_tokens(mdp: WordMDP) -> None:
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma=0.9, gamma_token=1.0)
-    advantages, _ = token_gae(*play(mdp, policy, values), gamma=0.9, gae_lambda=1, gamma_token=0.9, gae_lambda_token=1)
+    advantages, _ = gae(*play(mdp, policy, values), gamma=0.9, gae_lambda=1, gamma_token=0.9, gae_lambda_token=1)
     assert np.abs(advantages).max() > 0.01

@@ -1,4 +1,4 @@
-"""The agents by name, and any other by where it is defined."""
+"""The agents of the suite by name, and agents of third parties by module and class."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ AGENTS: dict[str, str] = {
     "twosome": "trainers.agents.twosome:TWOSOME",
     "random": "trainers.agents.random:RandomAgent",
 }
-"""Names of the suite's own agents."""
+"""Name of each agent of the suite, and its class as ``"module:Class"``."""
 
 
 def agent_class(name: str) -> type[Any]:
-    """The class of an agent: a name of :data:`AGENTS`, or ``"package.module:Class"``.
+    """Return the class of an agent: a name of :data:`AGENTS`, or ``"package.module:Class"``.
 
     Raises
     ------
     ValueError
-        If there is no such agent; names the known ones and the nearest.
+        If there is no such agent.
     """
     path = AGENTS.get(name, name)
     module, separator, attribute = path.partition(":")
     if not separator:
         near = difflib.get_close_matches(name, AGENTS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"no agent {name!r}{hint} Known are {', '.join(AGENTS)}, and any 'package.module:Class'")
+        raise ValueError(f"unknown agent {name!r}{hint} Use {', '.join(AGENTS)}, or 'package.module:Class'")
     try:
         found = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise
-        raise ValueError(f"no agent {name!r}: there is no module {error.name!r} on the path") from error
+        raise ValueError(f"unknown agent {name!r}: Python finds no module {error.name!r}; set PYTHONPATH") from error
     except AttributeError:
-        raise ValueError(f"no agent {name!r}: the module {module!r} has no {attribute!r}") from None
+        raise ValueError(f"unknown agent {name!r}: the module {module!r} has no {attribute!r}") from None
     return found
 
 
 def make(name: str, envs: Any, **config: Any) -> Any:
-    """An agent for these environments.
+    """Make an agent for an environment or a vector environment.
 
     Parameters
     ----------
@@ -50,12 +50,12 @@ def make(name: str, envs: Any, **config: Any) -> Any:
         class is called as ``Class(envs, **config)``.
     envs : gymnasium.vector.VectorEnv or gymnasium.Env
     **config
-        For the suite's own learning agents ``model`` (``"embedded"``, a Hugging Face name or folder, or a model
-        object), ``tokenizer``, and any field of its ``settings_type``.
+        For learning agents of the suite: ``model`` (``"embedded"``, a Hugging Face name or folder, or a model object),
+        ``tokenizer``, and any field of the class's ``settings_type``.
 
     Raises
     ------
     ValueError
-        If the name or a setting is not known, or the environments speak other tokens than the model.
+        If the name or a setting is unknown, or the environments use another tokenizer than the model.
     """
     return agent_class(name)(envs, **config)

@@ -1,4 +1,4 @@
-"""An agent that plays at random: the level from which learning is measured."""
+"""An agent that acts at random: the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from trainers.rollout import env_attribute
 
 
 class RandomAgent:
-    """Says one of the available phrases, each equally likely, or what an environment takes for random text; learns nothing."""
+    """Take a uniformly random available phrase, or the environment's random text; never learn.
+
+    Parameters
+    ----------
+    envs : gymnasium.vector.VectorEnv or gymnasium.Env
+    seed : int
+    """
 
     def __init__(self, envs: Any, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
-        # Where text is free, an environment (a copy of one, where they are in other processes) says what random text is.
+        # With free text, the environment (a copy, if it runs in another process) generates random text.
         self._env = None if env_attribute(envs, "action_names") else env_attribute(envs, "unwrapped")
 
     def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from trainers.ppo import (
+from trainers.losses import (
     approximate_kl,
     clipped_policy_loss,
-    clipped_units,
     clipped_value_loss,
+    count_clipped,
     normalise_advantages,
 )
 
@@ -49,9 +49,9 @@ def test_approximate_kl_is_zero_for_equal_policies_and_else_positive() -> None:
     assert approximate_kl(moved, old, MASK).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_clipped_units_counts_real_ones_outside_the_range() -> None:
+def test_count_clipped_counts_real_ones_outside_the_range() -> None:
     ratios = torch.tensor([[1.21, 0.85], [0.79, 5.0]])
-    assert clipped_units(ratios.log(), torch.zeros(2, 2), MASK, 0.2).item() == 2
+    assert count_clipped(ratios.log(), torch.zeros(2, 2), MASK, 0.2).item() == 2
 
 
 def test_normalised_advantages_have_mean_zero_and_spread_one_over_real_units() -> None:
