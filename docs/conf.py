@@ -36,6 +36,7 @@ html_theme_options = {"light_css_variables": {"font-stack": "system-ui, sans-ser
 
 autosummary_generate = False
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False
 autodoc_typehints = "none"  # types are in the docstrings
 napoleon_google_docstring = False
 napoleon_use_ivar = True
@@ -43,18 +44,23 @@ napoleon_use_ivar = True
 nitpick_ignore_regex = [("py:.*", r"(?!lang_envs|trainers|benchmarks).*"), ("py:mod", r".*")]
 
 
-def split_attributes(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Split "a, b : int" below Attributes into two entries; napoleon reads it as one attribute."""
+def prepare(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Change docstrings where napoleon misreads them."""
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]  # an empty comment, else napoleon takes the words before a colon for a type
     start = lines.index("Attributes") if "Attributes" in lines else len(lines)
     for i in reversed(range(start, len(lines))):
-        if match := re.fullmatch(r"(\w+(?:, \w+)+) : (.+)", lines[i]):
+        if match := re.fullmatch(r"(\w+(?:, \w+)+) : (.+)", lines[i]):  # "a, b : int" are two attributes
             end = next((j for j in range(i + 1, len(lines)) if not lines[j].startswith(" ")), len(lines))
-            lines[i:end] = [
-                line
-                for attribute in match[1].split(", ")
-                for line in (f"{attribute} : {match[2]}", *lines[i + 1 : end])
-            ]
+            entries = [[f"{attribute} : {match[2]}", *lines[i + 1 : end]] for attribute in match[1].split(", ")]
+            lines[i:end] = [line for entry in entries for line in entry]
+
+
+def skip(app: Any, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out the fields of named tuples, which have no text of ours."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
 def setup(app: Any) -> None:
-    app.connect("autodoc-process-docstring", split_attributes, priority=400)  # napoleon's priority is 500
+    app.connect("autodoc-process-docstring", prepare, priority=400)  # napoleon's priority is 500
+    app.connect("autodoc-skip-member", skip)

@@ -24,7 +24,9 @@ Row = tuple[str, ...]
 
 def write(folder: Path) -> None:
     """Write all parts: ``folder/parts`` is included by other pages, ``folder/results`` holds pages."""
-    parts = {f"{name}.md": manual(name) for name in families()}
+    parts = {}
+    for name in families():
+        parts[f"{name}-summary.md"], parts[f"{name}.md"] = manual(name)
     parts |= {f"{name}-ids.md": environments_table(name) for name in families()}
     parts |= {f"{name}-settings.md": settings_table(name) for name in ALGORITHMS}
     pages = {path.name: results_page(path) for path in sorted(RESULTS.glob("*.md")) if path.stem != "README"}
@@ -58,14 +60,15 @@ def environments_table(family: str) -> str:
     return _table(("id", "γ", *about, "task"), rows)
 
 
-def manual(family: str) -> str:
-    """Return the class docstring of a family as Markdown, its sections as headings of level 2."""
+def manual(family: str) -> tuple[str, str]:
+    """Return the class docstring of a family as Markdown: its first paragraph, and its sections."""
     entry_point = next(env.entry_point for name, env in ENVIRONMENTS.items() if name.lower().startswith(family))
     text = inspect.cleandoc(load_env_creator(entry_point).__doc__ or "")
     text = re.sub(r"^(.+)\n-{3,}$", r"## \1", text, flags=re.MULTILINE)  # NumPy's headings
     text = re.sub(r"^([\w, ]+) : (.+)\n {4}", r"\n`\1` : \2\n: ", text, flags=re.MULTILINE)  # NumPy's parameters
     text = re.sub(r"^([\w.]+)\n {4}", r"\n`\1`\n: ", text, flags=re.MULTILINE)  # what is raised
-    return re.sub(r":(\w+):`([^`]+)`", r"{py:\1}`\2`", text) + "\n"
+    summary, _, sections = re.sub(r":(\w+):`([^`]+)`", r"{py:\1}`\2`", text).partition("\n\n")
+    return f"{summary}\n", f"{sections}\n"
 
 
 def settings_table(algorithm: str) -> str:

@@ -13,7 +13,9 @@ def _inline(writer: Any, node: math) -> None:
 
 
 def _block(writer: Any, node: math_block) -> None:
-    writer.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    writer.body.append(
+        f'<div class="math" style="margin: 1em 0; overflow-x: auto">{tex2mathml(node.astext(), as_block=True)}</div>'
+    )
     raise SkipNode
 
 

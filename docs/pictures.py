@@ -10,9 +10,9 @@ import lang_envs  # noqa: F401
 IMAGES = Path(__file__).parent / "images"
 PLAYED = {
     "kitchen": """Overcooked-tomato-lettuce-salad-v0
-        get the tomato, go to the first cutting board, chop, get the lettuce, go to the second cutting board, chop""",
+    get the tomato, go to the first cutting board, chop, get the lettuce, go to the second cutting board, chop""",
     "household": """VirtualHome-entertainment-v0
-        walk to the living room, walk to the TV, turn on the TV, walk to the kitchen, walk to the chips, grab the chips""",
+    walk to the living room, walk to the TV, turn on the TV, walk to the kitchen, walk to the chips, grab the chips""",
 }
 """For each picture the environment and the actions before it."""
 
