@@ -28,11 +28,9 @@ extensions = [
 exclude_patterns = ["_build", "generated/parts"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header"]  # included results begin at their own heading level
 
 html_theme = "furo"
 html_math_renderer = "mathml"
-html_theme_options = {"light_css_variables": {"font-stack": "system-ui, sans-serif"}}
 
 autosummary_generate = False
 autodoc_member_order = "bysource"

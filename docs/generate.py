@@ -29,7 +29,7 @@ def write(folder: Path) -> None:
         parts[f"{name}-summary.md"], parts[f"{name}.md"] = manual(name)
     parts |= {f"{name}-ids.md": environments_table(name) for name in families()}
     parts |= {f"{name}-settings.md": settings_table(name) for name in ALGORITHMS}
-    pages = {path.name: results_page(path) for path in sorted(RESULTS.glob("*.md")) if path.stem != "README"}
+    pages = {path.name: results_page(path) for path in sorted(RESULTS.glob("*.md"))}
     for place, files in (("parts", parts), ("results", pages)):
         (folder / place).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
