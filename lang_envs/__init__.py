@@ -1,6 +1,6 @@
 """Environments for language agents. Importing this package registers every id with Gymnasium."""
 
-from lang_envs.core import Artifact, LanguageEnv, Summary, Transition
+from lang_envs.core import LanguageEnv, Transition
 from lang_envs.registration import ENVIRONMENTS, register_environments
 from lang_envs.storage import storable
 from lang_envs.tokenizer import Tokenizer, load_tokenizer
@@ -9,10 +9,8 @@ from lang_envs.vector import LanguageVectorEnv, make_vec
 
 __all__ = [
     "ENVIRONMENTS",
-    "Artifact",
     "LanguageEnv",
     "LanguageVectorEnv",
-    "Summary",
     "TokenEnv",
     "TokenSequence",
     "Tokenizer",

@@ -18,27 +18,22 @@ ACTION_MAX_CHARACTERS = 256
 
 
 class Transition(NamedTuple):
-    """What one time step did to an environment; ``info`` holds what the environment adds."""
+    """The result of one time step.
+
+    ``info`` may contain, besides entries of the environment's own:
+
+    - ``success`` (bool): whether the episode was successful, at its end;
+    - ``primitive_steps`` (int): units of environment time that the step took; 1 if absent;
+    - ``metrics`` (dict of str to float or str): training reports the mean of each over the steps that have it, and the
+      first one of words;
+    - ``artifact`` (dict with ``score``, ``file`` and ``text``): training writes the one with the highest score of a run
+      as a file into the run's folder.
+    """
 
     reward: float
     terminated: bool
     truncated: bool
     info: dict[str, Any]
-
-
-class Artifact(NamedTuple):
-    """A file that an environment keeps of a run, such as a program: the one with the highest ``score`` is kept."""
-
-    score: float
-    file: str
-    text: str
-
-
-class Summary(NamedTuple):
-    """What an environment reports of some steps: ``metrics``, numbers or words, and the best ``artifact`` of them."""
-
-    metrics: dict[str, float | str] = {}  # noqa: RUF012 — nobody writes to it
-    artifact: Artifact | None = None
 
 
 class LanguageEnv(gym.Env[str, str]):
@@ -120,18 +115,6 @@ class LanguageEnv(gym.Env[str, str]):
 
     def prefetch(self, action: str) -> None:
         """Begin in the background what the next step, with this very action, will have to wait for."""
-
-    @staticmethod
-    def summarize(rewards: np.ndarray, infos: list[dict[str, Any]]) -> Summary:
-        """Summarize the steps of a rollout for the metrics of a run. Called by training after every rollout.
-
-        Parameters
-        ----------
-        rewards : float64 array (S,)
-        infos : list of S dicts
-            The infos that the steps returned.
-        """
-        return Summary()
 
     # ----------------------------------------------------------------------------------------------- Gymnasium's part
 

@@ -1,4 +1,4 @@
-"""Linear layers with LoRA that compute the same function as PEFT's, faster or more exactly."""
+"""Linear layers with LoRA that compute the same function as PEFT's layers, faster or more precisely."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trainers.head import float_product
 
 
 class AdaptedLinear(lora.Linear):
-    """A frozen linear layer with one LoRA adapter: W x + s · B A x, x the input and s the scale.
+    """A frozen linear layer with one LoRA adapter: W x + s · B A x, with input x and scale s.
 
-    In float32 the sum W + s · B A is one matrix, so that input and output are passed over once. In half precision both
-    products are added in float32 and rounded once: PEFT adds the adapter's to a result that is already rounded, which
-    swallows steps smaller than half a unit in the last place of the activation.
+    In float32, W + s · B A is computed first, so that the layer is one product. In half precision, both products are
+    added in float32 and rounded once. PEFT adds the adapter's product to a rounded result, which loses changes that are
+    smaller than half a unit in the last place of the activation.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -34,7 +34,7 @@ class AdaptedLinear(lora.Linear):
 
 
 class _OneProduct(torch.autograd.Function):
-    """x (W + s · B A)ᵀ + bias; of W and the bias, which are frozen, no gradient."""
+    """x (W + s · B A)ᵀ + bias, without gradients to W and the bias, which are frozen."""
 
     @staticmethod
     def forward(
@@ -46,25 +46,25 @@ class _OneProduct(torch.autograd.Function):
         up: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        both = torch.addmm(weight, up, down, alpha=scale)
-        ctx.save_for_backward(x, both, down, up)
+        merged = torch.addmm(weight, up, down, alpha=scale)
+        ctx.save_for_backward(x, merged, down, up)
         ctx.scale = scale
-        return nn.functional.linear(x, both, bias)
+        return nn.functional.linear(x, merged, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, both, down, up = ctx.saved_tensors
-        wide = gradient.reshape(-1, gradient.shape[-1])
-        flat = x.reshape(-1, x.shape[-1])
-        of_x = (wide @ both).view(x.shape) if ctx.needs_input_grad[0] else None
-        of_down = ((wide @ up).t() @ flat).mul_(ctx.scale)
-        of_up = (wide.t() @ (flat @ down.t())).mul_(ctx.scale)
-        return of_x, None, None, of_down, of_up, None
+        x, merged, down, up = ctx.saved_tensors
+        flat_gradient = gradient.reshape(-1, gradient.shape[-1])
+        flat_x = x.reshape(-1, x.shape[-1])
+        x_gradient = (flat_gradient @ merged).view(x.shape) if ctx.needs_input_grad[0] else None
+        down_gradient = ((flat_gradient @ up).t() @ flat_x).mul_(ctx.scale)
+        up_gradient = (flat_gradient.t() @ (flat_x @ down.t())).mul_(ctx.scale)
+        return x_gradient, None, None, down_gradient, up_gradient, None
 
 
 class _FloatProduct(torch.autograd.Function):
-    """x Wᵀ with a float32 result, W frozen; the gradient is multiplied in the dtype of x, as a linear layer's is."""
+    """x Wᵀ in float32, with W frozen. The backward pass computes in the dtype of x, like that of a linear layer."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
@@ -80,7 +80,7 @@ class _FloatProduct(torch.autograd.Function):
 
 
 def _weight(layer: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The weight of a linear layer, of a 4-bit one in ``dtype``."""
+    """Return the weight of a linear layer; that of a 4-bit layer is dequantised to ``dtype``."""
     if (state := getattr(layer.weight, "quant_state", None)) is None:
         return layer.weight
     from bitsandbytes.functional import dequantize_4bit

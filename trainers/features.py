@@ -1,4 +1,4 @@
-"""Features of the frozen base model, kept for the whole run: they never change."""
+"""A cache of features of the frozen base model, which do not change during a run."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 from trainers.language_model import LanguageModel
 from trainers.prefix_tree import Query, Tokens, build_tree
 
-Reading = tuple[Tokens, Tokens]
-"""A prompt, and the tokens that were read behind it."""
+Text = tuple[Tokens, Tokens]
+"""A prompt and the tokens that follow it."""
 
 
 class FeatureStore:
-    """Last hidden states of the frozen base model after every token that was read behind a prompt.
+    """Last hidden states of the frozen base model at the end of prompts and at each token after them.
 
-    Texts are kept as a trie: one row for each prompt and for each token behind it, so that what two texts share is
-    kept once. When the store is full, it is emptied and begins anew.
+    Texts form a trie with one row for each prompt and each token after it, so that a shared prefix is stored once. A
+    full store is cleared.
 
     Parameters
     ----------
     language_model : LanguageModel
     capacity : int
-        Bytes to keep from one call of :meth:`rows` to the next. One call may need more.
+        Bytes to keep between calls of :meth:`rows`. One call may need more.
 
     Attributes
     ----------
     features : tensor (rows, hidden)
-        On the model's device; float32, or the model's dtype where that is half precision.
+        On the model's device, in the model's dtype.
     """
 
     def __init__(self, language_model: LanguageModel, capacity: int) -> None:
@@ -39,60 +39,64 @@ class FeatureStore:
         self.clear()
 
     def clear(self) -> None:
+        """Drop all features."""
         model = self.language_model
         self._roots: dict[Tokens, int] = {}
         self._children: dict[tuple[int, int], int] = {}
         self.features = torch.empty(0, model.hidden_size, dtype=model.model.dtype, device=model.device)
 
-    def rows(self, readings: Sequence[Reading]) -> list[np.ndarray]:
-        """Rows of ``features`` for each text: that of its prompt, then one for each token; int64 arrays (1 + tokens,).
+    def rows(self, texts: Sequence[Text]) -> list[np.ndarray]:
+        """Return the rows of ``features`` of each text; compute those that are missing.
 
-        Rows hold until the next call. What is not kept yet is computed, each distinct text once.
+        Returns
+        -------
+        list of int64 arrays (1 + tokens,)
+            The row of the prompt, then one row for each token after it. They are valid until the next call.
         """
         if self.features.nbytes > self.capacity:
             self.clear()
-        distinct = dict.fromkeys(readings)
-        missing = [reading for reading in distinct if self._find(reading) is None]
+        distinct = dict.fromkeys(texts)
+        missing = [text for text in distinct if self._find(text) is None]
         if missing:
-            # A tree of one candidate reads all but its last token.
-            queries = [Query(prompt, build_tree(((*text, 0),))) for prompt, text in missing]
+            # The nodes of a tree with one candidate are at all its tokens but the last one, so a token is appended.
+            queries = [Query(prompt, build_tree(((*tokens, 0),))) for prompt, tokens in missing]
             computed = self.language_model.features(queries)
             kept: list[int] = []
             start = 0
-            for reading, features in zip(missing, computed, strict=True):
-                kept += [start + node for node in self._add(reading)]
+            for text, features in zip(missing, computed, strict=True):
+                kept += [start + node for node in self._add(text)]
                 start += len(features)
             where = torch.tensor(kept, device=self.features.device)
             self.features = torch.cat([self.features, torch.cat(computed)[where].to(self.features.dtype)])
-        found = {reading: np.array(self._find(reading)) for reading in distinct}
-        return [found[reading] for reading in readings]
+        rows = {text: np.array(self._find(text)) for text in distinct}
+        return [rows[text] for text in texts]
 
-    def _find(self, reading: Reading) -> list[int] | None:
-        """The rows of a text, or None if one is missing."""
-        prompt, text = reading
+    def _find(self, text: Text) -> list[int] | None:
+        """Return the rows of a text, or None if one is missing."""
+        prompt, tokens = text
         row = self._roots.get(prompt)
         rows = [row]
-        for token in text:
+        for token in tokens:
             row = None if row is None else self._children.get((row, token))
             rows.append(row)
         return None if row is None else rows  # type: ignore[return-value]
 
-    def _add(self, reading: Reading) -> list[int]:
-        """Number the rows that a text adds; returns which of its nodes they are."""
-        prompt, text = reading
+    def _add(self, text: Text) -> list[int]:
+        """Number the missing rows of a text; return their positions: 0 for the prompt, then 1 … for its tokens."""
+        prompt, tokens = text
         count = len(self._roots) + len(self._children)
         added = [] if prompt in self._roots else [0]
         row = self._roots.setdefault(prompt, count)
-        for depth, token in enumerate(text, start=1):
-            size = count + len(added)
-            below = self._children.setdefault((row, token), size)
-            if below == size:
+        for depth, token in enumerate(tokens, start=1):
+            new = count + len(added)
+            child = self._children.setdefault((row, token), new)
+            if child == new:
                 added.append(depth)
-            row = below
+            row = child
         return added
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All that is kept, as tensors: what :meth:`load_state` takes. What is not to be kept is dropped before."""
+        """Return the store as tensors, for :meth:`load_state`. A full store is cleared first."""
         if self.features.nbytes > self.capacity:
             self.clear()
         prompts = list(self._roots)
@@ -101,30 +105,33 @@ class FeatureStore:
             parents[list(self._children.values())] = list(self._children)
         return {
             "features": self.features,
-            "parents": torch.from_numpy(parents),  # row and token before each row; −1 of prompts
+            "parents": torch.from_numpy(parents),  # parent row and token of each row; −1 for prompts
             "prompt_rows": torch.tensor(list(self._roots.values()), dtype=torch.int64),
             "prompt_lengths": torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64),
             "prompt_tokens": torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64),
         }
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what :meth:`state` gave.
+        """Restore what :meth:`state` returned.
 
         Raises
         ------
         ValueError
-            If it is of another model, or does not hold together.
+            If the features have another width than the model, or do not match the texts.
         """
         self.clear()
         features, lengths = state["features"], state["prompt_lengths"]
         count = len(features)
         if features.shape[1:] != self.features.shape[1:] or state["parents"].shape != (count, 2):
-            raise ValueError(f"it holds features of shape {tuple(features.shape)}, for a model of another width")
+            raise ValueError(
+                f"it contains features of shape {tuple(features.shape)} with parents of shape "
+                f"{tuple(state['parents'].shape)}, expected (n, {self.features.shape[1]}) and (n, 2)"
+            )
         parents = state["parents"].tolist()
         self._children = {(parent, token): row for row, (parent, token) in enumerate(parents) if parent >= 0}
-        texts = state["prompt_tokens"].split(lengths.tolist())
+        prompts = state["prompt_tokens"].split(lengths.tolist())
         rows = state["prompt_rows"].tolist()
-        self._roots = {tuple(text.tolist()): row for text, row in zip(texts, rows, strict=True)}
+        self._roots = {tuple(prompt.tolist()): row for prompt, row in zip(prompts, rows, strict=True)}
         if sorted([*self._roots.values(), *self._children.values()]) != list(range(count)):
-            raise ValueError("it holds features that belong to no text")
+            raise ValueError("it contains features that belong to no text")
         self.features = features.to(self.features)

@@ -1,8 +1,8 @@
-"""The language-model head at the nodes of trees, without keeping logits of the whole vocabulary.
+"""The language-model head at the nodes of trees, without storing logits of the whole vocabulary.
 
-A score needs one logit for each edge and, where every token of the vocabulary is a choice, one log-sum-exp for each
-node. The first takes a row of the head's weights for each edge; the second is computed in chunks of nodes together with
-its gradient, so that memory does not grow with nodes × vocabulary.
+Scores need one logit for each edge, which is the product of one row of the head's weights with a hidden state. If every
+token of the vocabulary is a choice, they also need a log-sum-exp for each node. It is computed together with its
+gradient in chunks of nodes, so that memory does not grow with nodes × vocabulary.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 CHUNK, CHUNK_ON_GPU = 1 << 22, 1 << 25
-"""At most this many logits exist at a time: 16 MiB of float32; 128 MiB on a GPU, where small products are slow."""
+"""Logits in memory at a time: 16 MiB of float32 on a CPU, 128 MiB on a GPU, where small products are slow."""
 
 
 def edge_logits(head: nn.Linear, hidden: torch.Tensor, nodes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The logits of E edges in float32, whatever the model's dtype: float32 tensor (E,).
+    """Return the logits of E edges, computed in float32 for any dtype of the model: float32 tensor (E,).
 
     Parameters
     ----------
@@ -33,13 +33,15 @@ def edge_logits(head: nn.Linear, hidden: torch.Tensor, nodes: torch.Tensor, toke
 def vocabulary_statistics(
     head: nn.Linear, hidden: torch.Tensor, vocabulary: int, temperature: float, *, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-sum-exp and entropy of softmax(logits / temperature) over the first ``vocabulary`` tokens.
+    """Return the log-sum-exp of logits / temperature, and the entropy of their softmax, over ``vocabulary`` tokens.
+
+    Both have gradients to ``hidden``, a tensor (N, hidden), but not to the head, which is frozen.
 
     Returns
     -------
     log_sum_exp : float32 tensor (N,)
-    entropy : float32 tensor (N,), in nats, or None
-        Both with gradients to ``hidden``, not to the head, which is frozen.
+    entropy : float32 tensor (N,) or None
+        In nats; None unless ``with_entropy``.
     """
     bias = None if head.bias is None else head.bias[:vocabulary]
     log_sum_exp, entropy = _Statistics.apply(hidden, head.weight[:vocabulary], bias, temperature, with_entropy)
@@ -47,9 +49,9 @@ def vocabulary_statistics(
 
 
 def float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``x @ weight.T`` with a float32 result: (…, in) and (out, in) to (…, out).
+    """Return ``x @ weight.T`` in float32: (…, in) and (out, in) to (…, out).
 
-    In half precision a GPU adds products up in float32 anyway; here that sum is not rounded.
+    In half precision, a GPU accumulates in float32 and rounds the sum. Here the sum is not rounded.
     """
     if x.dtype == weight.dtype == torch.float32:
         return x @ weight.t()
@@ -63,7 +65,7 @@ _MM_GIVES_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype")  # torch 2.8 and newer
 
 
 class _Statistics(torch.autograd.Function):
-    """Forward computes, chunk by chunk, the gradients that backward only scales."""
+    """The forward pass computes the gradients chunk by chunk; the backward pass only scales them."""
 
     @staticmethod
     def forward(
@@ -75,31 +77,31 @@ class _Statistics(torch.autograd.Function):
         entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         sums, entropies, slopes, entropy_slopes = [], [], [], []
-        learns = ctx.needs_input_grad[0]
+        needs_gradient = ctx.needs_input_grad[0]
         chunk = CHUNK if hidden.device.type == "cpu" else CHUNK_ON_GPU
         for part in hidden.split(max(1, chunk // len(weight))):
             logits = float_product(part, weight)
             if bias is not None:
                 logits = logits + bias.float()
             logits = logits.div_(temperature) if temperature != 1 else logits
-            total = logits.logsumexp(-1, keepdim=True)
-            sums.append(total[:, 0])
-            if not (learns or entropy):
+            log_sum_exp = logits.logsumexp(-1, keepdim=True)
+            sums.append(log_sum_exp[:, 0])
+            if not (needs_gradient or entropy):
                 continue
-            log_probs = logits.sub_(total)
+            log_probs = logits.sub_(log_sum_exp)
             probs = log_probs.exp()
-            if learns:
+            if needs_gradient:
                 slopes.append(probs.to(weight.dtype) @ weight)
             if entropy:
-                log_probs *= probs  # no −inf: logits are finite
-                own = -log_probs.sum(-1, keepdim=True)
-                entropies.append(own[:, 0])
-                if learns:  # dH/dz = −p (log p + H)
-                    entropy_slopes.append((log_probs.addcmul_(probs, own).neg_()).to(weight.dtype) @ weight)
+                log_probs *= probs  # never 0 · −inf, because logits are finite
+                h = -log_probs.sum(-1, keepdim=True)
+                entropies.append(h[:, 0])
+                if needs_gradient:  # dH/dz = −p (log p + H)
+                    entropy_slopes.append((log_probs.addcmul_(probs, h).neg_()).to(weight.dtype) @ weight)
         ctx.temperature = temperature
         ctx.save_for_backward(*(torch.cat(each) for each in (slopes, entropy_slopes) if each))
-        log_sum_exp = torch.cat(sums)
-        return log_sum_exp, torch.cat(entropies) if entropy else torch.zeros_like(log_sum_exp)
+        log_sum_exps = torch.cat(sums)
+        return log_sum_exps, torch.cat(entropies) if entropy else torch.zeros_like(log_sum_exps)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

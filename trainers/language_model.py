@@ -1,4 +1,4 @@
-"""Causal language models with a trainable adapter: the embedded one, or any of Hugging Face."""
+"""Causal language models with a trainable LoRA adapter: the embedded model, or any Hugging Face model."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ QUANTIZATIONS = ("4bit", "8bit")
 
 _CHECKPOINTING = {"use_reentrant": False}
 _ADJUSTMENTS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of models that do something to logits after the head."""
-_ROPE_OF_THE_BATCH = ("dynamic", "longrope")
-_EXACT, _EXACT_ROUNDED = 1e-3, 0.05
+"""Configuration entries of models that change logits after the head."""
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+_MAX_PACKING_ERROR, _MAX_PACKING_ERROR_ROUNDED = 1e-3, 0.05
 """Largest ``packing_error`` of a model that packs: in float32, and in half precision or quantised."""
 
 logger = logging.getLogger(__name__)
@@ -50,15 +50,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Readings:
-    """What is read at the nodes and edges of a packed batch, divided by the temperature; float32 tensors.
+    """Logits of a packed batch, divided by the temperature, and their statistics; float32 tensors.
 
     Attributes
     ----------
     edge_logits : tensor (E,)
+        Logit of each edge's token at the node that the edge leaves.
     log_sum_exp : tensor (N,) or None
-        Over the tokenizer's vocabulary, at each node.
+        Log-sum-exp over the tokenizer's vocabulary at each node.
     entropy : tensor (N,) or None
-        Of the distribution over that vocabulary, in nats.
+        Entropy of the softmax over that vocabulary at each node, in nats.
     """
 
     edge_logits: torch.Tensor
@@ -67,26 +68,27 @@ class Readings:
 
 
 class LanguageModel:
-    """A frozen causal model with a trainable LoRA adapter, read at the nodes of prefix trees.
+    """A frozen causal model with a trainable LoRA adapter, evaluated at the nodes of prefix trees.
 
     Parameters
     ----------
     model : PeftModel
     tokenizer : Tokenizer
     checkpointing : bool
-        Compute activations again in the backward pass instead of keeping them.
+        Recompute activations in the backward pass instead of keeping them.
     temperature : float
-        What logits are divided by before anybody sees them or samples from them.
+        Divisor of the logits, in sampling and in scoring.
     tokens_per_forward : int
-        At most this many padded tokens go through the model at once, as far as one query allows.
+        Largest number of padded tokens in one forward pass. A single query may exceed it.
 
     Attributes
     ----------
     packs : bool
-        Whether candidates are scored as trees. False: every candidate is a row of its own behind the whole prompt.
+        True: the candidates of a query are scored as one prefix tree. False: each candidate is a row of its own, after
+        the whole prompt.
     packing_error : float
-        Mean difference of packed from unpacked log-probabilities, divided by what a wrong mask makes of them; NaN where
-        packing failed.
+        Mean absolute difference between packed and unpacked log-probabilities, divided by the difference that a wrong
+        mask causes. NaN if packing failed.
     """
 
     def __init__(
@@ -103,8 +105,8 @@ class LanguageModel:
         self.temperature = temperature
         self.tokens_per_forward = tokens_per_forward
         base = model.get_base_model()
-        # A model's own generation settings (a repetition penalty, say) would sample from another distribution than the
-        # one that is scored.
+        # A model's own generation settings, such as a repetition penalty, would change the distribution that is
+        # sampled, but not the one that is scored.
         model.generation_config = base.generation_config = GenerationConfig()
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_CHECKPOINTING)
@@ -115,44 +117,46 @@ class LanguageModel:
         self._head: nn.Linear | None = None
         self.packs = False
         self.packing_error = math.nan
-        self._learn_what_the_model_can_do()
+        self._choose_forward_passes()
 
     @property
     def hidden_size(self) -> int:
+        """Width of the hidden states."""
         return int(self.model.config.get_text_config().hidden_size)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the adapter."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def groups(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], PackedBatch]]:
-        """Packed batches of queries that cost at most ``tokens_per_forward``, each with the queries' indices."""
+        """Yield batches of at most ``tokens_per_forward`` tokens, each with the indices of its queries."""
         for indices in split(queries, self.tokens_per_forward, packed=self.packs):
             yield indices, self.pack([queries[i] for i in indices])
 
     def pack(self, queries: Sequence[Query]) -> PackedBatch:
-        """One batch of some queries; on a GPU with a number of keys that its kernels take without a copy."""
+        """Return one batch of all queries. On a GPU its number of keys is a multiple of 8, to spare kernels a copy."""
         return pack(queries, self.tokenizer.pad_id, multiple=1 if self.device.type == "cpu" else 8)
 
     def read(self, batch: PackedBatch, *, vocabulary: bool, entropy: bool = False) -> Readings:
-        """Score the edges of a batch, adapter on, with gradients to the adapter.
+        """Return the logits of a batch at its edges, with gradients to the adapter.
 
         Parameters
         ----------
         vocabulary : bool
-            Whether the log-sum-exp over the whole vocabulary is needed, too.
+            Also return the log-sum-exp over the whole vocabulary.
         entropy : bool
-            Whether its entropy is needed; only with ``vocabulary``.
+            Also return the entropy over the whole vocabulary; requires ``vocabulary``.
         """
         nodes = torch.from_numpy(batch.edge_nodes).to(self.device)
         tokens = torch.from_numpy(batch.edge_tokens).to(self.device)
         if self._head is None:
             logits = self.logits(batch).float() / self.temperature
-            total = logits.logsumexp(-1) if vocabulary else None
-            spread = None
-            if entropy and total is not None:
-                log_probs = logits - total[:, None]
-                spread = -(log_probs.exp() * log_probs).sum(-1)
-            return Readings(logits[nodes, tokens], total, spread)
+            log_sum_exp = logits.logsumexp(-1) if vocabulary else None
+            entropies = None
+            if entropy and log_sum_exp is not None:
+                log_probs = logits - log_sum_exp[:, None]
+                entropies = -(log_probs.exp() * log_probs).sum(-1)
+            return Readings(logits[nodes, tokens], log_sum_exp, entropies)
         hidden = self.hidden(batch)
         edges = edge_logits(self._head, hidden, nodes, tokens)
         edges = edges if self.temperature == 1 else edges / self.temperature
@@ -162,40 +166,42 @@ class LanguageModel:
         return Readings(edges, *vocabulary_statistics(self._head, hidden, size, self.temperature, with_entropy=entropy))
 
     def hidden(self, batch: PackedBatch) -> torch.Tensor:
-        """Last hidden states at every node of a batch: tensor (N, hidden) of the model's dtype."""
-        if self._packs(batch):
+        """Return the last hidden states at every node of a batch: tensor (N, hidden) of the model's dtype."""
+        if self._can_pack(batch):
             inputs = packed_inputs(batch, self.device, self.model.dtype)
             output = self._decoder(**inputs, use_cache=False).last_hidden_state[0]
             return output[torch.from_numpy(batch.columns).to(self.device)]
-        return self._at_nodes(batch, lambda **inputs: self._decoder(**inputs, use_cache=False).last_hidden_state)
+        return self._forward_unpacked(
+            batch, lambda **inputs: self._decoder(**inputs, use_cache=False).last_hidden_state
+        )
 
     def logits(self, batch: PackedBatch) -> torch.Tensor:
-        """Next-token logits at every node of a batch as the model makes them: tensor (N, vocabulary).
+        """Return the model's next-token logits at every node of a batch, at temperature 1: tensor (N, vocabulary).
 
-        The vocabulary is the tokenizer's; what a model has beyond it stands for nothing.
+        The vocabulary is the tokenizer's. Models pad theirs; the padding is dropped.
         """
-        if self._packs(batch):
+        if self._can_pack(batch):
             columns = torch.from_numpy(batch.columns).to(self.device)
             inputs = packed_inputs(batch, self.device, self.model.dtype)
             logits = self.model.get_base_model()(**inputs, use_cache=False, logits_to_keep=columns).logits[0]
         else:
             causal = self.model.get_base_model()
-            logits = self._at_nodes(batch, lambda **inputs: causal(**inputs, use_cache=False).logits)
+            logits = self._forward_unpacked(batch, lambda **inputs: causal(**inputs, use_cache=False).logits)
         return logits[:, : self.tokenizer.vocab_size]
 
     @torch.no_grad()
     def features(self, queries: Sequence[Query]) -> list[torch.Tensor]:
-        """Last hidden states of the frozen base model at the nodes of each query: tensors (M, hidden)."""
-        found: dict[int, torch.Tensor] = {}
+        """Return the last hidden states of the frozen base model at the nodes of each query: tensors (M, hidden)."""
+        features: dict[int, torch.Tensor] = {}
         with self._without_adapter():
             for indices, batch in self.groups(queries):
                 parts = self.hidden(batch).split(np.diff(batch.starts).tolist())
-                found.update(zip(indices, parts, strict=True))
-        return [found[index] for index in range(len(queries))]
+                features.update(zip(indices, parts, strict=True))
+        return [features[index] for index in range(len(queries))]
 
     @contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """What ``PeftModel.disable_adapter`` does, without its look at every module of the model each time."""
+        """Disable the adapter, like ``PeftModel.disable_adapter``, but without a search through all modules."""
         enabled = [layer for layer in self._adapter_layers if not layer.disable_adapters]
         for layer in enabled:
             layer.enable_adapters(False)
@@ -205,17 +211,18 @@ class LanguageModel:
             for layer in enabled:
                 layer.enable_adapters(True)
 
-    def _packs(self, batch: PackedBatch) -> bool:
-        """Whether a batch can be packed: tree attention knows nothing of a model's sliding window."""
+    def _can_pack(self, batch: PackedBatch) -> bool:
+        """Return whether the model packs this batch: its texts must fit into the sliding window, if there is one."""
         config = self.model.config.get_text_config()
         window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
         return self.packs and (window is None or int(batch.position_ids.max()) < window)
 
-    def _at_nodes(self, batch: PackedBatch, forward: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """The unpacked way, which is the reference: a row of prompt + candidate for each candidate.
+    def _forward_unpacked(self, batch: PackedBatch, forward: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Return the outputs of ``forward`` at the nodes of a batch, computed without packing: (N, …).
 
-        Rows go through the model in chunks of ``tokens_per_forward``. Of several chunks the activations are computed
-        again in the backward pass, so that memory is that of one.
+        Each row is a prompt followed by one candidate. This is the reference for packing. Rows go through the model in
+        chunks of ``tokens_per_forward``. If there are several chunks, their activations are recomputed in the backward
+        pass, so that only one chunk is in memory.
         """
         rows = [(b, k) for b, (_, tree) in enumerate(batch.queries) for k in range(len(tree.candidates))]
         width = max(len(prompt) + tree.mask.shape[1] for prompt, tree in batch.queries)
@@ -244,17 +251,17 @@ class LanguageModel:
             def compute(inputs: dict[str, torch.Tensor] = inputs, where: torch.Tensor = where) -> torch.Tensor:
                 return forward(**inputs).flatten(0, 1)[where]
 
-            again = torch.is_grad_enabled() and len(rows) > per_chunk
-            outputs.append(checkpoint(compute, use_reentrant=False) if again else compute())
+            recompute = torch.is_grad_enabled() and len(rows) > per_chunk
+            outputs.append(checkpoint(compute, use_reentrant=False) if recompute else compute())
         return torch.cat(outputs)[torch.from_numpy(source).to(self.device)]
 
     @torch.no_grad()
-    def _learn_what_the_model_can_do(self) -> None:
-        """Ask the model a small query in every way, and take the fast ways that give its own answer.
+    def _choose_forward_passes(self) -> None:
+        """Use the fast forward passes whose results on two small queries equal those of the unpacked one.
 
-        A tree is exact if it differs from the unpacked way by little of what a wrong mask (each token sees all that
-        precede it) makes of the answer. That ratio needs no number that fits all models: in bfloat16 the unpacked way
-        itself is exact to some 0.1 in a log-probability only, where logits are large.
+        The error of packing is measured relative to that of a wrong mask, under which each token attends to all tokens
+        before it. An absolute limit would not fit all models: in bfloat16, with large logits, the log-probabilities of
+        the unpacked forward pass are themselves exact to about 0.1 only.
         """
         ids = tuple(i % self.tokenizer.vocab_size for i in range(7, 47))
         a, b, c, d, *_ = ids
@@ -274,24 +281,24 @@ class LanguageModel:
             wrong = replace(batch, visible=batch.visible | np.tri(depth, keys, batch.width, dtype=bool))
             self.packing_error = error(batch) / error(wrong)
         except torch.OutOfMemoryError:
-            raise  # says nothing of trees
+            raise  # too little memory is no evidence against packing
         except (TypeError, ValueError, RuntimeError, NotImplementedError, ZeroDivisionError) as reason:
             logger.info("packing failed: %s", reason)
         rounded = self.model.dtype != torch.float32 or getattr(self.model.get_base_model(), "is_quantized", False)
-        exact = _EXACT_ROUNDED if rounded else _EXACT
-        self.packs = self.packing_error < exact
+        limit = _MAX_PACKING_ERROR_ROUNDED if rounded else _MAX_PACKING_ERROR
+        self.packs = self.packing_error < limit
         if not self.packs:
             self.model.get_base_model().set_attn_implementation(implementation)
             logger.warning(
-                "%s does not take tree attention (error %.2g, allowed %.2g): every candidate is scored by itself, "
-                "which is slower",
+                "%s does not support tree attention (packing error %.2g, must be below %.2g): each candidate is scored "
+                "in a row of its own, which is slower",
                 type(self.model.get_base_model()).__name__,
                 self.packing_error,
-                exact,
+                limit,
             )
 
     def _plain_head(self, batch: PackedBatch, logits: torch.Tensor) -> nn.Linear | None:
-        """The head, if logits are its product with the last hidden states and nothing else."""
+        """Return the head if the logits are its product with the last hidden states, else None."""
         head = self.model.get_base_model().get_output_embeddings()
         config = self.model.config.get_text_config()
         adjusted = any(getattr(config, name, None) not in (None, 1) for name in _ADJUSTMENTS)
@@ -299,17 +306,18 @@ class LanguageModel:
             return None
         try:
             hidden = self.hidden(batch)
-        except (AttributeError, TypeError, ValueError):  # no decoder of its own that gives hidden states
+        except (AttributeError, TypeError, ValueError):  # the model has no decoder that returns hidden states
             return None
-        own = nn.functional.linear(hidden, head.weight, head.bias)[:, : logits.shape[1]].float()
-        return head if (own - logits).abs().mean() < 0.02 * logits.std() else None
+        product = nn.functional.linear(hidden, head.weight, head.bias)[:, : logits.shape[1]].float()
+        return head if (product - logits).abs().mean() < 0.02 * logits.std() else None
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Tokens], *, max_tokens: int, greedy: bool) -> list[Tokens]:
-        """Continue prompts token by token from the model's own distribution, up to the end token, with a KV cache.
+        """Return a continuation of each prompt, sampled token by token from the model.
 
-        The ids are what was sampled, the end token included where it came within ``max_tokens``; a padding token ends
-        an action, too, for that is how an environment reads it.
+        With ``greedy`` each token is the most probable one. A continuation ends with the first of the tokenizer's
+        ``stop_ids``, or after ``max_tokens`` tokens. Padding is one of the ``stop_ids``, because environments read it
+        as the end of an action.
         """
         width, pad = max(map(len, prompts)), self.tokenizer.pad_id
         input_ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
@@ -320,7 +328,7 @@ class LanguageModel:
             **sampling,
             pad_token_id=pad,
             eos_token_id=list(self.tokenizer.stop_ids),
-            # A cache that grows is copied for every token, which on a CPU takes longer than the model does.
+            # A growing cache is copied at every token, which on a CPU takes longer than the model itself.
             cache_implementation="static" if self.device.type == "cpu" else None,
         )
         with self._without_checkpointing():
@@ -330,15 +338,15 @@ class LanguageModel:
                 generation_config=config,
                 logits_processor=LogitsProcessorList([_OnlyTokenizerIds(self.tokenizer.vocab_size)]),
             )
-        return [self._until_end(row) for row in output[:, width:].tolist()]
+        return [self._through_first_stop(row) for row in output[:, width:].tolist()]
 
-    def _until_end(self, ids: list[int]) -> Tokens:
-        ends = (i for i, token in enumerate(ids) if token in self.tokenizer.stop_ids)
-        return tuple(ids[: next(ends, len(ids)) + 1])
+    def _through_first_stop(self, ids: list[int]) -> Tokens:
+        stops = (i for i, token in enumerate(ids) if token in self.tokenizer.stop_ids)
+        return tuple(ids[: next(stops, len(ids)) + 1])
 
     @contextmanager
     def _without_checkpointing(self) -> Iterator[None]:
-        """Gradient checkpointing would turn the KV cache off."""
+        """Disable gradient checkpointing, which would disable the KV cache."""
         if self.checkpointing:
             self.model.gradient_checkpointing_disable()
         try:
@@ -349,7 +357,7 @@ class LanguageModel:
 
 
 class _OnlyTokenizerIds(LogitsProcessor):
-    """Models pad their vocabulary; what the tokenizer cannot say is never sampled."""
+    """Exclude the ids by which a model pads its vocabulary: the tokenizer cannot decode them."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -373,66 +381,70 @@ def load_language_model(
     temperature: float = 1.0,
     tokens_per_forward: int = 16384,
 ) -> LanguageModel:
-    """Load a causal model, freeze it, and put a fresh LoRA adapter on it. Seed torch before: the adapter is random.
+    """Load a causal model, freeze it, and add a new LoRA adapter, which is initialised from torch's global generator.
 
     Parameters
     ----------
     model : str, Path or transformers.PreTrainedModel
         ``"embedded"``, a Hugging Face name, a folder, or a model object.
     tokenizer : optional
-        By default the model's own; a model object needs one, unless it knows its name.
+        The default is the model's own. A model object without ``name_or_path`` needs one.
     device : str
-        ``"auto"`` takes a GPU where there is one.
+        ``"auto"``: a GPU if there is one, else the CPU.
     dtype : str
         ``"auto"``: bfloat16 on a GPU, float32 on a CPU and for the embedded model.
     lora_targets : sequence of str
         Names of the linear layers that get an adapter, or ``("all-linear",)``.
     quantize : str, optional
-        ``"4bit"`` (NF4) or ``"8bit"``, through bitsandbytes.
+        ``"4bit"`` (NF4) or ``"8bit"``, with bitsandbytes.
     temperature : float
-        What logits are divided by, in sampling and in scoring alike.
+        Divisor of the logits, in sampling and in scoring.
     tokens_per_forward : int
-        At most this many padded tokens go through the model at once.
+        Largest number of padded tokens in one forward pass. A single query may exceed it.
 
     Raises
     ------
     ValueError
-        For an unknown device, dtype or quantisation, or a tokenizer with more entries than the model has.
+        If the device, dtype or quantisation is unknown, or the tokenizer has more entries than the model.
     """
     if quantize is not None and quantize not in QUANTIZATIONS:
-        raise ValueError(f"quantize={quantize!r} is not one of {QUANTIZATIONS} or None")
+        raise ValueError(f"quantize={quantize!r} must be one of {QUANTIZATIONS} or None")
     if quantize == "8bit":
         logger.warning(
-            "8-bit scores of a prompt depend on what else is in the batch (bitsandbytes picks outlier columns over all "
-            "rows), so ratios are noisy; quantize='4bit' has no such effect"
+            "with quantize='8bit', scores depend on the other rows of a batch (bitsandbytes selects outlier columns "
+            "over all rows), so probability ratios are noisy; quantize='4bit' avoids this"
         )
-    place = resolve_device(device)
-    if place.type == "cuda":
-        # It would compile a plan for every new shape of a batch, of which one run has a hundred.
+    torch_device = resolve_device(device)
+    if torch_device.type == "cuda":
+        # cuDNN attention would compile a plan for each new shape of a batch, and one run has about a hundred shapes.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    number_type = _resolve_dtype(dtype, place, model)
+    torch_dtype = _resolve_dtype(dtype, torch_device, model)
     if isinstance(model, str | Path):
-        tokens = load_tokenizer(tokenizer if tokenizer is not None else str(model))
-        base = _load_base(str(model), place, number_type, quantize)
+        own_tokenizer = load_tokenizer(tokenizer if tokenizer is not None else str(model))
+        base = _load_base(str(model), torch_device, torch_dtype, quantize)
     else:
         if quantize is not None:
-            raise ValueError("quantize= is for models loaded by name; load the object quantised instead")
-        tokens = load_tokenizer(tokenizer if tokenizer is not None else model.name_or_path)
-        base = model.to(place)
+            raise ValueError(
+                f"quantize={quantize!r} needs the name or folder of a model, got an object: load it quantised instead"
+            )
+        own_tokenizer = load_tokenizer(tokenizer if tokenizer is not None else model.name_or_path)
+        base = model.to(torch_device)
     size = base.get_input_embeddings().num_embeddings
-    if tokens.vocab_size > size:
-        raise ValueError(f"the tokenizer {tokens.name!r} has {tokens.vocab_size} entries, the model only {size}")
-    for module in base.modules():  # the policy that samples is the policy that learns
+    if own_tokenizer.vocab_size > size:
+        raise ValueError(
+            f"the tokenizer {own_tokenizer.name!r} has {own_tokenizer.vocab_size} entries, more than the model's {size}"
+        )
+    for module in base.modules():  # no dropout: the policy that samples must be the policy that learns
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
     rope = getattr(base.config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") in _ROPE_OF_THE_BATCH:
+    if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
         logger.warning(
-            "the positions of this model (rope_type=%r) depend on the longest text in a batch: where texts are longer "
-            "than it was first trained on, scores depend on what else is in the batch",
+            "this model's position encoding (rope_type=%r) depends on the longest text of a batch: if texts are longer "
+            "than the model's original context, scores depend on the other texts of the batch",
             rope["rope_type"],
         )
     targets: str | list[str] = "all-linear" if tuple(lora_targets) == ("all-linear",) else list(lora_targets)
@@ -442,14 +454,14 @@ def load_language_model(
     if quantize != "8bit":
         adapter._register_custom_module({nn.Linear: AdaptedLinear})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of names that peft still uses in transformers
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT uses names that transformers will remove
         adapted = get_peft_model(base, adapter)
-    # Without dropout the two modes compute the same, but checkpointing works in training mode alone, and on a CPU
-    # bitsandbytes packs 4-bit weights in evaluation mode into a form that gradients do not go through.
+    # Without dropout, training and evaluation mode compute the same. But checkpointing works in training mode only. And
+    # on a CPU in evaluation mode, bitsandbytes stores 4-bit weights in a form that has no gradients.
     adapted.train(gradient_checkpointing or quantize is not None)
     return LanguageModel(
         adapted,
-        tokens,
+        own_tokenizer,
         checkpointing=gradient_checkpointing,
         temperature=temperature,
         tokens_per_forward=tokens_per_forward,
@@ -457,16 +469,22 @@ def load_language_model(
 
 
 def resolve_device(device: str) -> torch.device:
-    """``"auto"`` as a GPU where there is one, else the CPU; any other name as torch knows it."""
+    """Return a torch device by its name; ``"auto"`` is a GPU if there is one, else the CPU.
+
+    Raises
+    ------
+    ValueError
+        If torch has no device of this name, or sees no GPU.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
+        resolved = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"device {device!r} is not known: use 'auto', 'cpu', 'cuda' or 'cuda:N'") from None
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} is asked for, and torch sees no CUDA GPU here")
-    return place
+        raise ValueError(f"device={device!r} is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:N'") from None
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r} needs a CUDA GPU, but torch sees none: use 'auto' or 'cpu'")
+    return resolved
 
 
 def _resolve_dtype(dtype: str, device: torch.device, model: Any) -> torch.dtype:
@@ -474,7 +492,7 @@ def _resolve_dtype(dtype: str, device: torch.device, model: Any) -> torch.dtype:
         return torch.bfloat16 if device.type == "cuda" and model != EMBEDDED else torch.float32
     resolved = getattr(torch, dtype, None)
     if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
-        raise ValueError(f"dtype {dtype!r} is not one of 'auto', 'float32', 'bfloat16', 'float16'")
+        raise ValueError(f"dtype={dtype!r} is unknown: use 'auto', 'float32', 'bfloat16' or 'float16'")
     return resolved
 
 
@@ -498,7 +516,7 @@ def _load_base(name: str, device: torch.device, dtype: torch.dtype, quantize: st
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """For what is loaded in no time."""
+    """Hide transformers' progress bar: the embedded model loads in an instant."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

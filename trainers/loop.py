@@ -17,7 +17,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from lang_envs import Summary
 from lang_envs.files import is_number, locked, refuse_irregular, write_atomically
 from lang_envs.storage import UnstorableError, encode
 from trainers.agent import Agent, Episode, Rollout
@@ -44,7 +43,7 @@ class Progress:
     """The state of training, all of which is part of a checkpoint.
 
     ``best`` is the highest mean return of the last 20 episodes at a checkpoint, ``best_score`` the highest score of an
-    artifact (see :class:`lang_envs.Summary`), first reached at environment step ``best_score_step``.
+    artifact (see :class:`lang_envs.Transition`), first reached at environment step ``best_score_step``.
     """
 
     collector: CollectorState
@@ -120,7 +119,6 @@ def train(
     if folder is not None and not resume and (folder / METRICS_FILE).exists():
         raise FileExistsError(f"{folder} contains a run: pass resume=True to continue it, or choose another run_dir")
     discount = float(env_attribute(envs, "discount"))
-    summarize = _summary_hook(envs)
     lines: list[dict[str, Any]] = []
     with ExitStack() as stack:
         if folder is not None:
@@ -145,7 +143,7 @@ def train(
                 "iteration": progress.iteration,
                 "episodes": progress.episodes,
                 **_episode_means(rollout.episodes, progress.recent),
-                **_keep_best(summarize(*_outcomes(rollout)), progress, folder),
+                **_env_metrics(rollout, progress, folder),
             }
             _refuse_collapse(line)
             line["timing"] = {
@@ -174,29 +172,22 @@ def _episode_means(episodes: list[Episode], recent: deque[Episode]) -> dict[str,
     return means
 
 
-def _summary_hook(envs: Any) -> Callable[[np.ndarray, list[dict[str, Any]]], Summary]:
-    """Return the environments' ``summarize``; one that reports nothing for environments without it."""
-    if all(envs.call("has_wrapper_attr", "summarize")):
-        return env_attribute(envs, "summarize")
-    return lambda rewards, infos: Summary()
-
-
-def _outcomes(rollout: Rollout) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Return the rewards and infos of the S valid steps: float64 array (S,), list of S dicts."""
+def _env_metrics(rollout: Rollout, progress: Progress, folder: Path | None) -> dict[str, Any]:
+    """Return the environments' own metrics, means of numbers and first words; write the best artifact of the run."""
     infos = [info for row in rollout.outcomes for info in row]
-    return rollout.rewards[rollout.valid], [infos[i] for i in np.flatnonzero(rollout.valid)]
-
-
-def _keep_best(summary: Summary, progress: Progress, folder: Path | None) -> dict[str, Any]:
-    """Return the metrics of a summary; write its artifact if it is the best of the run."""
-    metrics: dict[str, Any] = dict(summary.metrics)
-    if (artifact := summary.artifact) is not None and artifact.score > progress.best_score:
-        progress.best_score, progress.best_score_step = artifact.score, progress.step
-        if folder is not None:
-            write_atomically(folder / artifact.file, artifact.text)
+    infos = [infos[i] for i in np.flatnonzero(rollout.valid)]
+    reported = [info["metrics"] for info in infos if "metrics" in info]
+    names = dict.fromkeys(name for metrics in reported for name in metrics)
+    values = {name: [metrics[name] for metrics in reported if name in metrics] for name in names}
+    means = {name: own[0] if isinstance(own[0], str) else float(np.mean(own)) for name, own in values.items()}
+    for artifact in (info["artifact"] for info in infos if "artifact" in info):
+        if artifact["score"] > progress.best_score:
+            progress.best_score, progress.best_score_step = artifact["score"], progress.step
+            if folder is not None:
+                write_atomically(folder / Path(artifact["file"]).name, artifact["text"])
     if progress.best_score > -math.inf:
-        metrics |= {"best_score": progress.best_score, "best_score_step": progress.best_score_step}
-    return metrics
+        means |= {"best_score": progress.best_score, "best_score_step": progress.best_score_step}
+    return means
 
 
 def _refuse_collapse(line: dict[str, Any]) -> None:

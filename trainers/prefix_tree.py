@@ -1,8 +1,8 @@
-"""Prefix trees of candidates that share a prompt, and batches of such trees for one forward.
+"""Prefix trees of candidates that share a prompt, and batches of such trees for one forward pass.
 
-A prompt is encoded once and its candidates hang behind it as a tree: each token attends to the prompt and to its
-ancestors alone, and has the position it would have if its candidate stood there by itself. The model computes for it
-what it would compute for prompt + candidate, at the price of prompt + distinct inner tokens.
+A batch contains each prompt once, and the candidates of a prompt as a tree. Each token of the tree attends only to the
+prompt and to its ancestors. Its position is the one that it has in prompt + candidate. So the model computes the same
+as for each prompt + candidate separately, at the cost of the prompt and the distinct inner tokens.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy as np
 Tokens = tuple[int, ...]
 
 PART = 128
-"""Nodes of a tree that attend to each other through one mask. Larger trees are split, so their cost is linear."""
+"""Approximate number of nodes that share one attention mask. Larger trees are split, so that their cost is linear."""
 
 
 @dataclass(frozen=True)
 class TreePart:
-    """Some branches of a tree, complete up to the root, which itself is not among them.
+    """Some branches of a tree, with all their nodes except the root.
 
     Attributes
     ----------
     nodes : int64 array (C,)
         Node indices in the tree, parents before their children.
     visible : bool array (C, C)
-        ``visible[i, j]``: node j is an ancestor of node i, or node i itself.
+        ``visible[i, j]``: node j is node i or an ancestor of it.
     """
 
     nodes: np.ndarray
@@ -40,20 +40,21 @@ class TreePart:
 class PrefixTree:
     """K candidates of at most L tokens, as M nodes and E edges.
 
-    A node is a prefix after which some candidate goes on (node 0, the root, is the empty one); an edge is a token that
-    goes on. Whole candidates are no nodes: nothing is read after their last token.
+    A node is a proper prefix of a candidate; node 0, the root, is the empty prefix. An edge is a token that follows a
+    node. Complete candidates are not nodes, because no logits are needed after their last token.
 
     Attributes
     ----------
     candidates : tuple of K tuples of int
     node_tokens, node_depths, parents : int64 array (M,)
-        Last token of each prefix, its length, and the node one token shorter; token and parent of the root are −1.
-        Parents come before their children.
+        Last token of each prefix, its length, and the node of the prefix without its last token. Token and parent of
+        the root are −1. Parents precede their children.
     edge_nodes, edge_tokens : int64 array (E,)
         The node that each edge leaves, and its token.
     paths : int64 array (K, L)
-        The edges of each candidate, 0 where ``mask`` is False.
+        The edges of each candidate; 0 where ``mask`` is False.
     mask : bool array (K, L)
+        True at the tokens of each candidate, False at the padding after them.
     """
 
     candidates: tuple[Tokens, ...]
@@ -73,7 +74,7 @@ class PrefixTree:
 
     @cached_property
     def _key(self) -> tuple[tuple[Tokens, ...], bytes, bytes]:
-        """What a tree consists of: with :func:`along`, edges lead to siblings that are no candidates."""
+        """What determines a tree. Candidates alone do not: :func:`along` keeps edges to siblings of their tokens."""
         return self.candidates, self.edge_nodes.tobytes(), self.edge_tokens.tobytes()
 
     @cached_property
@@ -87,11 +88,10 @@ class PrefixTree:
 
     @cached_property
     def parts(self) -> tuple[TreePart, ...]:
-        """The tree without its root, in equal parts of some ``PART`` nodes (of a candidate's length, if that is more).
+        """The tree without its root, in parts of about ``PART`` nodes, or of the length of the longest candidate.
 
-        A candidate is never cut, so the beginning of one at the border of two parts is in both. Each part adds at least
-        as many nodes, so there are at most twice as many. A tree that fits is one part; without inner nodes, there is
-        none.
+        No candidate is cut: a prefix that candidates of two parts share is in both. So the parts together have at most
+        about twice the nodes of the tree. A small tree is one part; a tree that has only a root has no parts.
         """
         inner = len(self.parents) - 1
         if inner == 0:
@@ -104,7 +104,7 @@ class PrefixTree:
         seen: set[int] = set()
         new = 0
         path_nodes, lengths = self.path_nodes, self.mask.sum(-1)
-        # In lexicographic order candidates that share a beginning are neighbours.
+        # In lexicographic order, candidates that share a prefix are neighbours.
         for row in sorted(range(len(self.candidates)), key=self.candidates.__getitem__):
             if new >= limit:
                 groups.append({})
@@ -118,11 +118,11 @@ class PrefixTree:
     def _part(self, nodes: np.ndarray) -> TreePart:
         local = np.full(len(self.parents), -1)
         local[nodes] = np.arange(len(nodes))
-        parents = local[self.parents[nodes]]  # local[-1] is never read as such: the root's parent is not asked for
+        parents = local[self.parents[nodes]]  # −1 for children of the root
         visible = np.eye(len(nodes), dtype=bool)
         rows, ancestors = np.arange(len(nodes)), parents
-        while len(rows := rows[(found := ancestors >= 0)]):
-            ancestors = ancestors[found]
+        while len(rows := rows[(below_root := ancestors >= 0)]):
+            ancestors = ancestors[below_root]
             visible[rows, ancestors] = True
             ancestors = parents[ancestors]
         return TreePart(nodes, visible)
@@ -130,17 +130,17 @@ class PrefixTree:
 
 @lru_cache(maxsize=4096)
 def build_tree(candidates: tuple[Tokens, ...]) -> PrefixTree:
-    """The prefix tree of distinct candidates, none of them the beginning of another.
+    """Return the prefix tree of distinct candidates, none of which is a prefix of another.
 
     Raises
     ------
     ValueError
-        If there is no candidate, one is empty, two are equal, or one begins another.
+        If there is no candidate, one is empty, two are equal, or one is a prefix of another.
     """
     if not candidates or not all(candidates):
-        raise ValueError(f"candidates must be non-empty sequences of token ids, at least one: {candidates}")
+        raise ValueError(f"candidates must be one or more non-empty tuples of token ids, got {candidates}")
     if len(set(candidates)) < len(candidates):
-        raise ValueError(f"candidates must differ from each other: {candidates}")
+        raise ValueError(f"candidates must be distinct, got {candidates}")
     tokens, depths, parents = [-1], [0], [-1]
     edges: dict[tuple[int, int], int] = {}
     children: dict[int, int] = {}
@@ -162,8 +162,8 @@ def build_tree(candidates: tuple[Tokens, ...]) -> PrefixTree:
         paths[row, : len(path)] = path
         mask[row, : len(path)] = True
     last = paths[np.arange(len(candidates)), mask.sum(-1) - 1].tolist()
-    if beginnings := [candidate for candidate, edge in zip(candidates, last, strict=True) if edge in children]:
-        raise ValueError(f"candidates {beginnings} begin others; let every candidate end with the end token")
+    if prefixes := [candidate for candidate, edge in zip(candidates, last, strict=True) if edge in children]:
+        raise ValueError(f"candidates {prefixes} are prefixes of others: append the end token to every candidate")
     edge_array = np.array(list(edges), dtype=np.int64)
     return PrefixTree(
         candidates,
@@ -179,10 +179,10 @@ def build_tree(candidates: tuple[Tokens, ...]) -> PrefixTree:
 
 @lru_cache(maxsize=4096)
 def along(tree: PrefixTree, choices: tuple[int, ...]) -> PrefixTree:
-    """The part of a tree on which the log-probabilities of some candidates depend.
+    """Return the part of a tree on which the log-probabilities of the candidates ``choices`` depend.
 
-    The nodes on the way of the candidates ``choices``, which are the new tree's candidates in that order, and every
-    edge that leaves these nodes: a token is chosen among its siblings, wherever they lead.
+    The new tree's candidates are ``choices``, in this order. It has the nodes of their paths and all edges that leave
+    these nodes, because the probability of a token depends on its siblings.
     """
     rows = list(choices)
     nodes = np.unique(tree.path_nodes[rows][tree.mask[rows]])
@@ -202,7 +202,7 @@ def along(tree: PrefixTree, choices: tuple[int, ...]) -> PrefixTree:
 
 
 class Query(NamedTuple):
-    """A prompt and the tree of its candidates. Queries with equal prompts, candidates and siblings are equal."""
+    """A prompt and the prefix tree of its candidates; equal if the prompts and the trees are."""
 
     prompt: Tokens
     tree: PrefixTree
@@ -210,9 +210,10 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """B queries as one stream of T tokens: distinct prompts of width P, then parts of trees of width C.
+    """B queries as one sequence of T tokens: first the distinct prompts, then R parts of trees.
 
-    T = prompts · P + R · C. Prompts and parts are padded at their right. Equal prompts of several queries are one.
+    Prompts are padded on the right to width P, parts to width C; T = prompts · P + R · C. Queries with equal prompts
+    share one.
 
     Attributes
     ----------
@@ -221,19 +222,20 @@ class PackedBatch:
     prompts, width : int
         Number of distinct prompts, and P.
     owners : int64 array (R,)
-        The prompt that each part follows.
+        Index of the prompt of each part.
     visible : bool array (R, C, S)
-        Which keys a part's token attends to: P of its prompt, C of its part, and keys that nobody sees up to S.
+        Keys to which each token of a part attends: P of its prompt, C of its part, then unused keys up to S.
     columns : int64 array (N,)
-        Where in the stream each node is, those of all queries one after the other. A root is the last token of its
+        Index in the sequence of each node of all queries, in the queries' order. A root is the last token of its
         prompt.
     starts : int64 array (B + 1,)
-        The nodes of query b are ``starts[b]`` to ``starts[b + 1]``.
+        The nodes of query b are ``starts[b]`` to ``starts[b + 1] - 1``.
     edge_nodes, edge_tokens : int64 array (E,)
-        The edges of all queries; their nodes are counted over all N.
+        The edges of all queries. Nodes are indices into ``columns``.
     paths : int64 array (B, K, L)
-        The edges of each candidate, counted over all E.
+        The edges of each candidate, as indices into ``edge_nodes``.
     mask : bool array (B, K, L)
+        True at the tokens of each candidate.
     """
 
     queries: tuple[Query, ...]
@@ -252,27 +254,27 @@ class PackedBatch:
 
 
 def pack(queries: Sequence[Query], pad_id: int, *, multiple: int = 1) -> PackedBatch:
-    """Pack prompts and the trees behind them into one batch, with a number of keys S that ``multiple`` divides.
+    """Return one batch of all queries. The number of keys S is a multiple of ``multiple``.
 
     Raises
     ------
     ValueError
-        If a prompt is empty: the first token of an action needs one to be read from.
+        If a prompt is empty: the model predicts the first token of an action at the last token of the prompt.
     """
     if not all(prompt for prompt, _ in queries):
-        raise ValueError("a prompt is empty: give the tokenizer a begin token, or the environment a text")
+        raise ValueError("a prompt is empty: use a tokenizer with a begin token, or non-empty observations")
     rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in queries))}
     width = max(map(len, rows))
     parts = [(query, part) for query in queries for part in query[1].parts]
     depth = max((len(part.nodes) for _, part in parts), default=0)
-    behind = len(rows) * width
+    parts_start = len(rows) * width
     prompt_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
     for prompt, row in rows.items():
         prompt_ids[row, : len(prompt)] = prompt
     part_ids = np.full((len(parts), depth), pad_id, dtype=np.int64)
     part_positions = np.zeros_like(part_ids)
     visible = np.zeros((len(parts), depth, -(-(width + depth) // multiple) * multiple), dtype=bool)
-    # Padding attends to itself: a softmax over nothing is not a number.
+    # Padding attends to itself, because a softmax over no keys is NaN.
     visible[:, np.arange(depth), width + np.arange(depth)] = True
 
     starts = np.concatenate([[0], np.cumsum([len(tree.parents) for _, tree in queries])])
@@ -290,7 +292,7 @@ def pack(queries: Sequence[Query], pad_id: int, *, multiple: int = 1) -> PackedB
             part_positions[r, :size] = len(prompt) - 1 + tree.node_depths[part.nodes]
             visible[r, :size, : len(prompt)] = True
             visible[r, :size, width : width + size] = part.visible
-            columns[starts[b] + part.nodes] = behind + r * depth + np.arange(size)
+            columns[starts[b] + part.nodes] = parts_start + r * depth + np.arange(size)
             r += 1
         k, length = tree.mask.shape
         paths[b, :k, :length] = np.where(tree.mask, tree.paths + edges, 0)
@@ -314,10 +316,10 @@ def pack(queries: Sequence[Query], pad_id: int, *, multiple: int = 1) -> PackedB
 
 
 def split(queries: Sequence[Query], tokens: int, *, packed: bool = True) -> list[list[int]]:
-    """Indices of queries in groups that cost at most ``tokens``, at least one query each.
+    """Return groups of indices of queries. A group has at most ``tokens`` tokens, or only one query.
 
-    The cost of a group is its number of tokens with padding: packed (distinct prompts and parts of trees), or unpacked
-    (a row of prompt + candidate for every candidate).
+    The tokens of a group include padding. They are counted as in a packed batch (distinct prompts and parts of trees),
+    or without packing (a row of prompt + candidate for each candidate).
     """
     groups: list[list[int]] = []
     prompts: set[Tokens] = set()
@@ -328,8 +330,8 @@ def split(queries: Sequence[Query], tokens: int, *, packed: bool = True) -> list
             own_rows, own_depth = len(tree.parts), max((len(part.nodes) for part in tree.parts), default=0)
         else:
             own_rows, own_depth = len(tree.candidates), tree.mask.shape[1]
-        for fresh in (False, True):
-            if fresh or not groups:
+        for new_group in (False, True):
+            if new_group or not groups:
                 groups.append([])
                 prompts, rows, width, depth = set(), 0, 0, 0
             prompts.add(prompt)

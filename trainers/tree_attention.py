@@ -1,7 +1,7 @@
-"""Attention of packed batches: prompts causally, the parts of trees to their prompt and to their own ancestors.
+"""Attention of packed batches: causal in prompts; in trees, each token attends to its prompt and its ancestors.
 
-The cost is that of the keys each token may see: linear in the number of candidates, and for a long prompt that of plain
-causal attention. No mask is larger than part × (prompt + part).
+The cost is linear in the number of candidates. For a long prompt it is about that of causal attention. The mask of a
+part of a tree has the size part × (prompt + part).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from transformers.masking_utils import sdpa_mask
 from trainers.prefix_tree import PackedBatch
 
 NAME = "prefix_tree"
-"""What transformers' models know this attention by."""
+"""Name under which this attention is registered in transformers."""
 
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """Where prompts and trees are in the one row of tokens of a packed batch (see ``prefix_tree.PackedBatch``).
+    """Positions of prompts and trees in the sequence of a packed batch (see ``prefix_tree.PackedBatch``).
 
     Attributes
     ----------
     prompts, width : int
         The first ``prompts · width`` tokens are prompts, the others parts of trees.
     owners : int64 tensor (R,) or None
-        The prompt of each part; None where part r follows prompt r.
+        Index of the prompt of each part; None if part r belongs to prompt r.
     mask : tensor (R, 1, C, S), of the model's dtype
-        What is added to the attention scores of parts: 0 where a token may look, else the least number.
+        Added to the attention scores of parts: 0 at visible keys, else the lowest number of the dtype.
     """
 
     prompts: int
@@ -43,7 +43,7 @@ class TreeLayout:
 
 
 def packed_inputs(batch: PackedBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """What a model whose attention is ``NAME`` is called with, to read a packed batch."""
+    """Return the arguments with which a model whose attention is ``NAME`` processes a packed batch."""
     visible = torch.from_numpy(batch.visible).to(device)
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
     mask.masked_fill_(~visible, torch.finfo(dtype).min)
@@ -71,39 +71,41 @@ def tree_attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it, of one row of a packed batch, or of plain rows where ``tree`` is None.
+    """Return the attention of a packed batch, or ordinary attention if ``tree`` is None, in transformers' interface.
 
-    ``dropout`` is ignored: the policy that samples is the policy that learns.
+    ``dropout`` is ignored, because the policy that samples must be the policy that learns.
 
     Parameters
     ----------
     query : tensor (1, H, T, D)
+        H heads; any number of rows if ``tree`` is None.
     key, value : tensor (1, G, T, D)
-        G divides H: heads of queries may share keys.
+        G divides H: grouped query heads share keys.
 
     Returns
     -------
     tensor (1, T, H, D), None
+        The second is the place of attention weights, which are not computed.
 
     Raises
     ------
     ValueError
-        If a model asks for attention sinks, which are not computed here.
+        If the model uses attention sinks.
     """
     if options.get("s_aux") is not None:
-        raise ValueError("attention sinks are not supported")
+        raise ValueError("tree attention does not support attention sinks (s_aux)")
     if tree is None:
         if softcap is None:
             return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return _attend(query, key, value, attention_mask, scaling, softcap).transpose(1, 2), None
     parts, end = len(tree.mask), tree.prompts * tree.width
-    # Views (rows, heads, tokens, D): the stream is cut, nothing is copied.
+    # Views (rows, heads, tokens, D) of the sequence, without a copy.
     cut = [x[0].split([end, x.shape[2] - end], dim=1) for x in (query, key, value)]
     prompt = [x.unflatten(1, (tree.prompts, tree.width)).transpose(0, 1) for x, _ in cut]
     outputs = [_attend(prompt[0], prompt[1], prompt[2], None, scaling, softcap).transpose(1, 2).flatten(0, 1)]
     if parts:
         own = [x.unflatten(1, (parts, -1)).transpose(0, 1) for _, x in cut]
-        unseen = tree.mask.shape[-1] - tree.width - own[1].shape[2]  # keys that make S a multiple
+        unseen = tree.mask.shape[-1] - tree.width - own[1].shape[2]  # unused keys, which pad S
         before = prompt[1:] if tree.owners is None else [x[tree.owners] for x in prompt[1:]]
         keys, values = (
             torch.cat([x, y, *([y[:, :, :1].expand(-1, -1, unseen, -1)] if unseen else [])], dim=2)
@@ -121,13 +123,13 @@ def _attend(
     scaling: float | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attention of rows (B, H, T, D) under an additive or boolean mask, or causal under None."""
+    """Return the attention of rows (B, H, T, D) with an additive or boolean mask; causal if it is None."""
     shared = query.shape[1] // key.shape[1]
     if softcap is None and (mask is None or shared == 1):
         return nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=shared > 1
         )
-    if shared > 1:  # with a mask, shared heads would lose the fast kernels
+    if shared > 1:  # torch has no fast kernels for a mask with shared heads
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     if softcap is None:
         return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)

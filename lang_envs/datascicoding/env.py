@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lang_envs.core import Artifact, LanguageEnv, Summary, Transition
+from lang_envs.core import LanguageEnv, Transition
 from lang_envs.datascicoding.datasets import Dataset, load_dataset
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import STYLES, Attempt, attempt, function_of, prompt, style_for
@@ -196,30 +196,21 @@ class DataSciCodingEnv(LanguageEnv):
             "program": function,
             "sandbox": scorer.tier,
         }
-        over = self._written >= self.max_programs
-        if score.mean is not None:
-            script = script_of(function, self.dataset, score, self._name)
-            info |= {"score": score.mean, "score_std": score.std, "script": script}
-            return Transition(score.mean, terminated=True, truncated=False, info=info)
-        return Transition(-1.0, terminated=False, truncated=over, info=info)
+        if score.mean is None:
+            info["metrics"] = {"reward": -1.0, "works": 0.0, "sandbox": scorer.tier}
+            return Transition(-1.0, terminated=False, truncated=self._written >= self.max_programs, info=info)
+        script = script_of(function, self.dataset, score, self._name)
+        info |= {
+            "score": score.mean,
+            "score_std": score.std,
+            "script": script,
+            "metrics": {"reward": score.mean, "works": 1.0, "score": score.mean, "sandbox": scorer.tier},
+            "artifact": {"score": score.mean, "file": BEST_PROGRAM_FILE, "text": script},
+        }
+        return Transition(score.mean, terminated=True, truncated=False, info=info)
 
     def narrate(self) -> str:
         return prompt(self.prompt_style, self.dataset.title, self._shape, self._classes, self._last)
-
-    @staticmethod
-    def summarize(rewards: np.ndarray, infos: list[dict[str, Any]]) -> Summary:
-        """Report ``reward`` (mean), ``works`` (share of programs), ``score`` (mean of those) and the sandbox's tier.
-
-        The artifact is the program with the highest score, as a file that scores itself.
-        """
-        working = [info for info in infos if info["works"]]
-        metrics: dict[str, float | str] = {"reward": float(rewards.mean()), "works": len(working) / len(infos)}
-        metrics |= {"sandbox": infos[0]["sandbox"]}
-        if not working:
-            return Summary(metrics)
-        metrics |= {"score": float(np.mean([info["score"] for info in working]))}
-        best = max(working, key=lambda info: info["score"])
-        return Summary(metrics, Artifact(best["score"], BEST_PROGRAM_FILE, best["script"]))
 
     def symbolic_observation(self) -> np.ndarray:
         return np.array([self._written, *self._shape, self._classes], dtype=np.int64)

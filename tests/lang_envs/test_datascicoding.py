@@ -501,7 +501,11 @@ def test_working_program_ends_the_episode_with_its_score() -> None:
         "score": float,
         "score_std": float,
         "script": str,
+        "metrics": dict,
+        "artifact": dict,
     }
+    assert info["metrics"] == {"reward": reward, "works": 1.0, "score": reward, "sandbox": info["sandbox"]}
+    assert info["artifact"] == {"score": reward, "file": "best_program.py", "text": info["script"]}
     assert (info["works"], info["success"], info["error"], info["status"]) == (True, True, "", "ok")
     assert info["program"] == f"{HEAD}\n    {BAYES}\n{TAIL}"
     assert info["sandbox"] == shared_sandbox().tier

@@ -467,5 +467,5 @@ def test_check_agent_finds_an_agent_that_forgets_what_it_learnt(make_envs: Envs)
             self.favourite = 0
 
     env = gym.make(ENVIRONMENT)
-    with pytest.raises(AssertionError, match="after loading what it saved"):
+    with pytest.raises(AssertionError, match="after load the agent acts differently"):
         check_agent(Forgetful(env), env)

@@ -211,12 +211,12 @@ def change(file: Path, changes: dict[str, Any]) -> None:
         ("progress.best", float("nan"), "best is nan"),
         ("progress.best_score", [], r"best_score is \[\]"),
         ("progress.recent", [(1.0,)], "TypeError"),
-        ("progress.recent", [("x", 1.0, 2, True)], "no number"),
+        ("progress.recent", [("x", 1.0, 2, True)], "not a number"),
         ("progress", None, "TypeError"),
-        ("progress.environments.situation.observations", np.zeros((2, 3), dtype=np.int64), "observations is"),
-        ("progress.environments.situation.lengths", np.zeros(2), "lengths is"),
-        ("progress.environments.situation.infos", [{}], r"infos is \[\{\}\]"),
-        ("progress.environments.situation.infos", ["a", "b"], "an info is no dict"),
+        ("progress.environments.collector.observations", np.zeros((2, 3), dtype=np.int64), "observations is"),
+        ("progress.environments.collector.lengths", np.zeros(2), "lengths is"),
+        ("progress.environments.collector.infos", [{}], r"infos is \[\{\}\]"),
+        ("progress.environments.collector.infos", ["a", "b"], "an info is not a dict"),
         ("progress.environments.states", {"step": [1, 2]}, "states {'step'}"),
         ("progress.environments.states.state", [1, 2], "TypeError"),
         ("progress.environments.states.state", [], "ValueError"),
@@ -260,7 +260,7 @@ def test_a_state_that_cannot_be_stored_is_named_and_a_resumed_run_begins_new_epi
     envs = make_envs(2, wrappers=[Hoarder])
     with pytest.warns(UserWarning):
         train(trainers.make("random", envs), envs, 32, run_dir=tmp_path, rollout_steps=8, resume=True)
-    assert "cannot be put back where they stood" in caplog.text
+    assert "the checkpoint has no environment states" in caplog.text
     assert [line["step"] for line in metrics(tmp_path)] == [16, 32]
 
 

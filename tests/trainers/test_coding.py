@@ -11,7 +11,7 @@ import pytest
 
 import lang_envs
 import trainers
-from lang_envs import Artifact, LanguageEnv, Summary, TokenEnv, Transition
+from lang_envs import LanguageEnv, TokenEnv, Transition
 from trainers.rollout import begin, collect
 
 CODING = "DataSciCoding-balance-scale-v0"
@@ -33,22 +33,14 @@ class Workshop(LanguageEnv):
     def advance(self, action: int | str | None) -> Transition:
         self.written += 1
         if self.written % 3:
-            return Transition(-1.0, False, False, {"works": False})
+            return Transition(-1.0, False, False, {"metrics": {"works": 0.0}})
         score = self.scores[self.written // 3 - 1]
-        info = {"works": True, "success": True, "score": score, "script": f"score = {score}\n"}
+        artifact = {"score": score, "file": "best_program.py", "text": f"score = {score}\n"}
+        info = {"success": True, "metrics": {"works": 1.0, "score": score}, "artifact": artifact}
         return Transition(score, True, False, info)
 
     def narrate(self) -> str:
         return "Write something."
-
-    @staticmethod
-    def summarize(rewards: np.ndarray, infos: list[dict[str, Any]]) -> Summary:
-        working = [info for info in infos if info["works"]]
-        metrics: dict[str, float | str] = {"works": len(working) / len(infos)}
-        if not working:
-            return Summary(metrics)
-        best = max(working, key=lambda info: info["score"])
-        return Summary(metrics, Artifact(best["score"], "best_program.py", best["script"]))
 
     def random_text(self, rng: np.random.Generator) -> str:
         return str(rng.integers(100))
@@ -65,6 +57,7 @@ def test_training_counts_programs_and_keeps_the_best(tmp_path: Path) -> None:
     lines = train(tmp_path, 18)
     assert [line["best_score"] for line in lines] == [0.3, 0.7, 0.7, 0.9, 0.9, 0.9]
     assert [line["best_score_step"] for line in lines] == [3, 6, 6, 12, 12, 12]
+    assert [line["score"] for line in lines] == list(Workshop.scores)
     assert all(line["works"] == pytest.approx(1 / 3) for line in lines)
     assert (tmp_path / "best_program.py").read_text() == "score = 0.9\n"
 

@@ -117,7 +117,7 @@ def test_steps_that_only_reset_are_not_counted(make_envs: Envs) -> None:
 def test_a_folder_with_a_run_is_not_written_over(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(2)
     train(trainers.make("random", envs), envs, 8, run_dir=tmp_path / "run", rollout_steps=4)
-    with pytest.raises(FileExistsError, match="resume it"):
+    with pytest.raises(FileExistsError, match="resume=True"):
         train(trainers.make("random", envs), envs, 8, run_dir=tmp_path / "run", rollout_steps=4)
 
 

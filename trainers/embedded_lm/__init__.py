@@ -1,1 +1,1 @@
-"""The embedded language model: weights, model card, and the script that makes them."""
+"""The embedded language model: weights, model card, and the scripts that pre-train and evaluate it."""

@@ -1,4 +1,4 @@
-"""How the untrained embedded model plays, beside a random policy: ``python -m trainers.embedded_lm.evaluate``."""
+"""Evaluate the untrained embedded model and a random policy: ``python -m trainers.embedded_lm.evaluate``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CODING = "DataSciCoding-balance-scale-v0"
 
 
 def share_of_working_programs(agent: str, programs: int) -> tuple[float, float]:
-    """Of programs written by an untrained agent: how many work, and the mean score of those."""
+    """Return the share of an untrained agent's programs that work, and their mean score (NaN if none works)."""
     with closing(make_vec(CODING, 20)) as envs:
         rollout = collect(trainers.make(agent, envs), envs, begin(envs, seed=0), -(-programs // 20), discount=1.0)
     outcomes = [outcome for row in rollout.outcomes for outcome in row]
@@ -28,7 +28,7 @@ def share_of_working_programs(agent: str, programs: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=400)
+    parser.add_argument("--episodes", type=int, default=400, help="episodes of each agent in each environment")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| environment | untrained: success | return | random: success | return |")
@@ -37,13 +37,15 @@ def main() -> None:
         if not environment.finite:
             continue
         env = gym.make(name)
-        played = [trainers.evaluate(trainers.make(agent, env), name, options.episodes, num_envs=20) for agent in AGENTS]
-        cells = [f"{found.success_rate:.1%} | {found.mean_return:.3f}" for found in played]
+        results = [
+            trainers.evaluate(trainers.make(agent, env), name, options.episodes, num_envs=20) for agent in AGENTS
+        ]
+        cells = [f"{result.success_rate:.1%} | {result.mean_return:.3f}" for result in results]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
     print("\n| environment | untrained: programs that work | their score | random: programs that work | their score |")
     print("|---|---|---|---|---|")
-    found = [share_of_working_programs(agent, options.episodes) for agent in AGENTS]
-    print(f"| {CODING} | {' | '.join(f'{share:.1%} | {score:.3f}' for share, score in found)} |")
+    shares = [share_of_working_programs(agent, options.episodes) for agent in AGENTS]
+    print(f"| {CODING} | {' | '.join(f'{share:.1%} | {score:.3f}' for share, score in shares)} |")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Make the embedded language model: ``python -m trainers.embedded_lm.pretrain``.
+"""Pre-train the embedded language model: ``python -m trainers.embedded_lm.pretrain``.
 
-The model reads what uniformly random policies see and say in the environments, and nothing else: it learns the language and
-none of the solutions. A random policy's distribution over what to say next is known, so every distinct observation is
-read once with all its available phrases behind it, each weighted alike: the expected loss over the policy's choices
-instead of a sample of them. Observations are drawn in proportion to the square root of how often they were met: what is
-rare in random play, or in an environment of many situations, is not rare in learning.
+The training data are the observations and actions of uniformly random policies, and nothing else. So the model learns
+the language of the environments, but no solutions. A training example is a distinct observation with all its available
+phrases, equally weighted, which gives the expected loss over the random policy's actions. Examples are drawn in
+proportion to the square root of their frequency, so that rare observations, and environments with many states, are not
+neglected.
 
-Where text is free, the random policy is a grammar of programs (:mod:`lang_envs.datascicoding.programs`), half of them
-broken, chosen without a look at any score. They are drawn anew for every step, a third of them behind a prompt that
-shows another random program with the error it ended in, when it was run on random numbers.
+For free text, the random policy is a grammar of programs (:mod:`lang_envs.datascicoding.programs`). It uses no scores,
+and half of its programs are broken on purpose. New programs are drawn for each optimiser step. The prompts of a third
+of them show another random program and the error with which it failed on random numbers.
 """
 
 from __future__ import annotations
@@ -40,38 +40,39 @@ from trainers.tree_attention import NAME as TREE_ATTENTION
 from trainers.tree_attention import packed_inputs
 
 FOLDER = Path(__file__).parent
-_LONGEST_FAILURE = 480  # characters, so that few prompts are much longer than all others
+_LONGEST_FAILURE = 480  # characters of program and error, so that few prompts are much longer than the others
 _TOKENS_PER_FORWARD = 3072
 
 
 def random_play(name: str, decisions: int, seed: int) -> tuple[Counter[tuple[str, tuple[str, ...]]], float]:
-    """How often a uniformly random policy meets each observation (with its phrases), and its success rate."""
+    """Run a uniformly random policy; return the count of each (observation, phrases), and the success rate."""
     env = gym.make(name, interface="text")
     rng = np.random.default_rng(seed)
-    seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    ends = []
+    counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    successes = []
     text, info = env.reset(seed=seed)
     for _ in range(decisions):
         phrases = info["available_actions"]
-        seen[text, phrases] += 1
+        counts[text, phrases] += 1
         text, _, terminated, truncated, info = env.step(phrases[rng.integers(len(phrases))])
         if terminated or truncated:
-            ends.append(bool(info["success"]))
+            successes.append(bool(info["success"]))
             text, info = env.reset()
-    return seen, float(np.mean(ends))
+    return counts, float(np.mean(successes))
 
 
 def query(tokenizer: Tokenizer, text: str, phrases: tuple[str, ...]) -> Query:
+    """Return the query for an observation and phrases, both as text."""
     candidates = tuple(tokenizer.encode_action(phrase) for phrase in phrases)
     return Query(tokenizer.prompt(tokenizer.encode(text)), build_tree(candidates))
 
 
 def random_failures(count: int, rng: np.random.Generator, progress: Progress) -> list[Attempt]:
-    """Random programs that fail on random numbers, with their errors."""
-    found: list[Attempt] = []
-    task = progress.add_task("programs that fail", total=count)
+    """Return random programs that fail on random numbers, with their errors."""
+    failures: list[Attempt] = []
+    task = progress.add_task("failing programs", total=count)
     with Sandbox() as sandbox:
-        while len(found) < count:
+        while len(failures) < count:
             (rows, features), classes = random_shape(rng)
             x = rng.normal(size=(2, rows, features))
             labels = np.concatenate([np.arange(classes), rng.integers(classes, size=rows - classes)])
@@ -81,13 +82,13 @@ def random_failures(count: int, rng: np.random.Generator, progress: Progress) ->
             failed = attempt(function, result.error)
             short = len(function) + len(result.error) < _LONGEST_FAILURE
             if result.status == "error" and short:
-                found.append(failed)
+                failures.append(failed)
                 progress.update(task, advance=1)
-    return found
+    return failures
 
 
 def random_shape(rng: np.random.Generator) -> tuple[tuple[int, int], int]:
-    """Rows and features of ``x_train`` and the number of classes, from the table of sets or out of the air."""
+    """Return a random shape of ``x_train`` and number of classes: those of a known data set, or arbitrary ones."""
     entry = list(DATASETS.values())[rng.integers(len(DATASETS))]
     if rng.random() < 0.5 and entry.rows and entry.features and entry.classes:
         return (entry.rows // 2, entry.features), entry.classes
@@ -96,7 +97,7 @@ def random_shape(rng: np.random.Generator) -> tuple[tuple[int, int], int]:
 
 
 def random_coding(tokenizer: Tokenizer, failures: list[Attempt], rng: np.random.Generator) -> Query:
-    """A prompt of the DataSciCoding environment, and a random program behind it."""
+    """Return a prompt of the DataSciCoding environment with a random program as its only candidate."""
     titles = [entry.title for entry in DATASETS.values()]
     shape, classes = random_shape(rng)
     last = failures[rng.integers(len(failures))] if rng.random() < 1 / 3 else None
@@ -105,7 +106,13 @@ def random_coding(tokenizer: Tokenizer, failures: list[Attempt], rng: np.random.
 
 
 def losses(model: Any, queries: list[Query], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nats of each observation and, the mean over its actions, of what is said behind it: float tensors (B,)."""
+    """Return the negative log-likelihood of each observation, and its mean over the candidates.
+
+    Returns
+    -------
+    observation, action : float tensors (B,)
+        In nats: sums over the tokens of an observation, and over the tokens of a candidate.
+    """
     if model.config._attn_implementation != TREE_ATTENTION:
         model.set_attn_implementation(TREE_ATTENTION)
     batch = pack(queries, pad_id)
@@ -114,11 +121,11 @@ def losses(model: Any, queries: list[Query], pad_id: int) -> tuple[torch.Tensor,
 
     prompts = (batch.prompts, batch.width)
     ids = torch.from_numpy(batch.input_ids)[: batch.prompts * batch.width].view(prompts)
-    read = log_probs[: batch.prompts * batch.width].unflatten(0, prompts)[:, :-1]
-    read = read.gather(-1, ids[:, 1:, None])[..., 0]
+    prompt_log_probs = log_probs[: batch.prompts * batch.width].unflatten(0, prompts)[:, :-1]
+    prompt_log_probs = prompt_log_probs.gather(-1, ids[:, 1:, None])[..., 0]
     lengths = torch.tensor([len(prompt) for prompt, _ in queries])
     rows = torch.from_numpy(batch.columns[batch.starts[:-1]]) // batch.width
-    observation = -(read[rows] * (torch.arange(1, batch.width) < lengths[:, None])).sum(-1)
+    observation = -(prompt_log_probs[rows] * (torch.arange(1, batch.width) < lengths[:, None])).sum(-1)
 
     columns = torch.from_numpy(batch.columns[batch.edge_nodes])
     edges = log_probs[columns, torch.from_numpy(batch.edge_tokens)]
@@ -128,46 +135,60 @@ def losses(model: Any, queries: list[Query], pad_id: int) -> tuple[torch.Tensor,
 
 
 def sizes(queries: list[Query]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each observation, and the mean over its actions of theirs: arrays (B,)."""
+    """Return the number of predicted tokens of each observation, and its mean over the candidates: arrays (B,)."""
     observation = np.array([len(prompt) - 1 for prompt, _ in queries])
     return observation, np.array([tree.mask.sum() / len(tree.mask) for _, tree in queries])
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How much is read, and how fast it is learnt."""
+    """Data, optimiser and size of the model."""
 
     decisions: int = 20_000
-    """Random decisions in each environment."""
+    """Environment steps of the random policy in each environment."""
     steps: int = 1600
     """Optimiser steps."""
     batch: int = 64
-    """Observations in a step."""
+    """Observations in each optimiser step."""
     programs: int = 32
-    """Programs in a step."""
+    """Programs in each optimiser step."""
     failures: int = 3000
-    """Failed programs to draw prompts from."""
+    """Failed programs that prompts may show."""
     lr: float = 3e-3
-    """The highest learning rate."""
+    """Highest learning rate of the schedule."""
     hidden: int = 128
-    """Width of the model; heads are 32 wide."""
+    """Width of the model, a multiple of the width of a head, 32."""
     layers: int = 4
-    """Depth of the model."""
+    """Number of layers."""
     seed: int = 0
+    """Seed of all random numbers."""
     output: Path = FOLDER
-    """Folder of the model, its tokenizer and a report, pretraining.json."""
+    """Folder for the model, its tokenizer and the report pretraining.json."""
 
 
 def wrap(tokenizer_file: Path) -> PreTrainedTokenizerFast:
-    """A ``tokenizer.json`` with the embedded tokenizer's special tokens as Hugging Face has it."""
+    """Return a ``tokenizer.json`` with the embedded tokenizer's special tokens as a Hugging Face tokenizer."""
     special = {"pad_token": "<|pad|>", "bos_token": "<|begin|>", "eos_token": "<|end|>"}
     return PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **special)
 
 
 def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]) -> dict[str, Any]:
-    """Make a model that has read random play of finite environments; returns its report.
+    """Pre-train a model on random policies in finite environments, write it, and return its report.
 
-    ``tokenizer_file`` is as :func:`wrap` takes it.
+    Parameters
+    ----------
+    reading : Reading
+        Data, optimiser, size and output folder.
+    tokenizer_file : Path
+        A ``tokenizer.json`` with the special tokens ``<|pad|>``, ``<|begin|>`` and ``<|end|>``.
+    environments : sequence of str
+        Identifiers of environments with phrases.
+
+    Returns
+    -------
+    dict
+        Contents of ``pretraining.json``: number of parameters, losses in nats, success rates of the random policy, and
+        the settings.
     """
     torch.manual_seed(reading.seed)
     rng = np.random.default_rng(reading.seed)
@@ -175,13 +196,13 @@ def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]
     tokenizer = load_tokenizer(wrapped)
     queries, counts, floor, success = [], [], [], {}
     for index, name in enumerate(environments):
-        seen, success[name] = random_play(name, reading.decisions, seed=reading.seed + index)
-        for (text, phrases), times in seen.items():
+        examples, success[name] = random_play(name, reading.decisions, seed=reading.seed + index)
+        for (text, phrases), count in examples.items():
             queries.append(query(tokenizer, text, phrases))
-            counts.append(times)
+            counts.append(count)
             floor.append(math.log(len(phrases)))
     share = np.sqrt(counts) / np.sqrt(counts).sum()
-    print(f"{len(queries)} distinct observations; entropy floor {share @ floor:.4f} nats per action")
+    print(f"{len(queries)} distinct observations; entropy of the random policy {share @ floor:.4f} nats per action")
 
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -207,12 +228,12 @@ def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]
         for step in range(1, reading.steps + 1):
             drawn, repeats = np.unique(rng.choice(len(queries), reading.batch, p=share), return_counts=True)
             coding = [random_coding(tokenizer, failed, rng) for _ in range(reading.programs)]
-            read = [*(queries[i] for i in drawn), *coding]
+            batch = [*(queries[i] for i in drawn), *coding]
             weights = np.concatenate([repeats, np.ones(len(coding))])
             optimizer.zero_grad()
-            total, tokens, nll = 0.0, float(weights @ sum(sizes(read))), np.zeros(len(read))
-            for rows in split(read, _TOKENS_PER_FORWARD):
-                observation, action = losses(model, [read[i] for i in rows], tokenizer.pad_id)
+            total, tokens, nll = 0.0, float(weights @ sum(sizes(batch))), np.zeros(len(batch))
+            for rows in split(batch, _TOKENS_PER_FORWARD):
+                observation, action = losses(model, [batch[i] for i in rows], tokenizer.pad_id)
                 loss = torch.from_numpy(weights[rows]).float() @ (observation + action)
                 loss.backward()
                 total, nll[rows] = total + loss.item(), action.detach().numpy()
@@ -222,14 +243,13 @@ def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            known = slice(len(drawn))
-            action_nll = float(weights[known] @ nll[known] / repeats.sum())
+            action_nll = float(repeats @ nll[: len(drawn)] / repeats.sum())
             recent = [*recent[-49:], (total / tokens, action_nll, nll[len(drawn) :].mean() if coding else 0.0)]
             mean_loss, mean_action, mean_program = np.mean(recent, axis=0)
-            standing = f"loss {mean_loss:.4f}, action {mean_action:.4f}, program {mean_program:.2f}"
-            progress.update(task, advance=1, description=standing)
+            status = f"loss {mean_loss:.4f}, action {mean_action:.4f}, program {mean_program:.2f}"
+            progress.update(task, advance=1, description=status)
             if step % 100 == 0 and not progress.console.is_terminal:
-                print(f"step {step} of {reading.steps}: {standing}", flush=True)
+                print(f"step {step} of {reading.steps}: {status}", flush=True)
 
     report: dict[str, Any] = {
         "parameters": model.num_parameters(),
