@@ -14,7 +14,6 @@ from docstring_parser import parse_from_object
 from gymnasium.envs.registration import load_env_creator
 
 from lang_envs import ENVIRONMENTS
-from lang_envs.datascicoding import DATASETS
 from trainers import AGENTS
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -24,10 +23,7 @@ Row = tuple[str, ...]
 
 def write(folder: Path) -> None:
     """Write all parts: ``folder/parts`` is included by other pages, ``folder/results`` holds pages."""
-    parts = {}
-    for name in families():
-        parts[f"{name}-summary.md"], parts[f"{name}.md"] = manual(name)
-    parts |= {f"{name}-ids.md": environments_table(name) for name in families()}
+    parts = {"environments.md": environments_table()} | {f"{name}.md": manual(name) for name in families()}
     parts |= {f"{name}-settings.md": settings_table(name) for name in ALGORITHMS}
     pages = {path.name: results_page(path) for path in sorted(RESULTS.glob("*.md"))}
     for place, files in (("parts", parts), ("results", pages)):
@@ -43,32 +39,29 @@ def families() -> list[str]:
     return list(dict.fromkeys(name.partition("-")[0].lower() for name in ENVIRONMENTS))
 
 
-def environments_table(family: str) -> str:
-    """Return a table of the ids of a family: with phrases and optimal return, or with the source of the data."""
+def environments_table() -> str:
+    """Return a table of all environments: id, phrases, discount, optimal return, task."""
     rows: list[Row] = []
     for name, environment in ENVIRONMENTS.items():
-        if not name.lower().startswith(f"{family}-"):
-            continue
         discount = str(load_env_creator(environment.entry_point).discount)
-        if environment.finite:
+        phrases, optimum = "any text", ""
+        if environment.finite:  # the others cannot be made without their data
             env: Any = gym.make(name, interface="text").unwrapped
-            about = str(len(env.action_names)), f"{env.optimal_return:.4f}"
-        else:
-            about = (f"`{DATASETS[environment.kwargs['dataset']].source}`",)
-        rows.append((f"`{name}`", discount, *about, environment.summary))
-    about = ("data",) if len(rows[0]) == 4 else ("phrases", "optimal return")
-    return _table(("id", "γ", *about, "task"), rows)
+            phrases, optimum = str(len(env.action_names)), f"{env.optimal_return:.4f}"
+        rows.append((f"`{name}`", phrases, discount, optimum, environment.summary))
+    return _table(("id", "phrases", "γ", "optimal return", "task"), rows)
 
 
-def manual(family: str) -> tuple[str, str]:
-    """Return the class docstring of a family as Markdown: its first paragraph, and its sections."""
+def manual(family: str) -> str:
+    """Return the class docstring of a family: reStructuredText, with its sections as Markdown headings of level 2."""
     entry_point = next(env.entry_point for name, env in ENVIRONMENTS.items() if name.lower().startswith(family))
     text = inspect.cleandoc(load_env_creator(entry_point).__doc__ or "")
-    text = re.sub(r"^(.+)\n-{3,}$", r"## \1", text, flags=re.MULTILINE)  # NumPy's headings
-    text = re.sub(r"^([\w, ]+) : (.+)\n {4}", r"\n`\1` : \2\n: ", text, flags=re.MULTILINE)  # NumPy's parameters
-    text = re.sub(r"^([\w.]+)\n {4}", r"\n`\1`\n: ", text, flags=re.MULTILINE)  # what is raised
-    summary, _, sections = re.sub(r":(\w+):`([^`]+)`", r"{py:\1}`\2`", text).partition("\n\n")
-    return f"{summary}\n", f"{sections}\n"
+    introduction, *sections = re.split(r"^(.+)\n-{3,}\n", text, flags=re.MULTILINE)
+    headings = ["", *(f"## {title}\n\n" for title in sections[::2])]
+    bodies = [introduction, *sections[1::2]]
+    return "".join(
+        f"{heading}```{{eval-rst}}\n{body.strip()}\n```\n\n" for heading, body in zip(headings, bodies, strict=True)
+    )
 
 
 def settings_table(algorithm: str) -> str:

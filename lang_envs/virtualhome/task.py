@@ -30,15 +30,13 @@ class Task:
 
     Symbolic fields are named after things, in lower case and without spaces (``coffeetable``):
 
-    ==================================  ==========================================================
-    field                               true when
-    ==================================  ==========================================================
-    ``in_livingroom``                   the person is in that room
-    ``see_x``, ``close_to_x``           x is seen, near
-    ``hold_x``, ``x_on_y``, ``x_in_y``  a grabbable thing is in hand, on a surface, in a container
-    ``is_x_open``, ``is_x_on``          a container is open, a switch is on
-    ``is_sit_x``, ``is_face_x``         the person sits on a seat, in the room of a screen
-    ==================================  ==========================================================
+    | field | true when |
+    |---|---|
+    | ``in_livingroom`` | the person is in that room |
+    | ``see_x``, ``close_to_x`` | x is seen, near |
+    | ``hold_x``, ``x_on_y``, ``x_in_y`` | a grabbable thing is in hand, on a surface, in a container |
+    | ``is_x_open``, ``is_x_on`` | a container is open, a switch is on |
+    | ``is_sit_x``, ``is_face_x`` | the person sits on a seat, in the room of a screen |
 
     Parameters
     ----------
