@@ -1,9 +1,9 @@
-# `make help` lists the targets. All of them use .venv, with the versions of constraints.txt.
+# `make help` explains. Everything happens in .venv, with the versions of constraints.txt.
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# Variables are taken from the command line only: environment variables of these names may have another purpose.
+# Only `make bench STEPS=...` counts: the environment may hold names like these for other reasons.
 OWN_PYTHON := $(filter command%,$(origin PYTHON))
 VARIABLES := ALGO ENV MODEL SEEDS STEPS DEVICE QUANTIZE ARGS RESUME RUNS SETS PYTHON PIP_OPTIONS
 $(foreach name,$(VARIABLES),$(if $(filter command%,$(origin $(name))),,$(eval override $(name) :=)))
@@ -11,8 +11,8 @@ override PYTHON := $(or $(PYTHON),python3)
 override PIP_OPTIONS := $(or $(PIP_OPTIONS),--quiet)
 override SETS := $(or $(SETS),balance-scale breast-w pharyngitis airlines health-insurance spaceship-titanic)
 
-# The shell gets their values through its environment ("$$NAME"), so no value is run as a command. $$ARGS is split at
-# spaces; `set -f` keeps * and [ in it as they are.
+# The shell gets what they hold through its environment ("$$NAME"), so that nothing in it is read as a command. Where
+# several words are meant ($$ARGS) they are separated by spaces; `set -f` leaves * and [ in them as they are.
 export $(VARIABLES)
 OPTIONS = $(if $(ALGO),--algo "$$ALGO") $(if $(ENV),--env "$$ENV") $(if $(MODEL),--model "$$MODEL") \
 	$(if $(SEEDS),--seeds "$$SEEDS") $(if $(STEPS),--steps "$$STEPS") $(if $(DEVICE),--device "$$DEVICE") \
@@ -26,27 +26,27 @@ UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"Virt
 .PHONY: help setup bench bench-generalization bench-datascicoding paper report throughput gpu-check test docs lint format clean
 
 help:
-	@echo "make bench        train and compare agents; draws learning curves and a table into runs/"
+	@echo "make bench        compare agents; sets up what it needs, draws curves and a table into runs/"
 	@echo "    ALGO=poad,ntpo,twosome   agents: poad ntpo twosome random, or package.module:Class (default poad)"
-	@echo "    ENV=id                   environment: $(BIN)/python -m lang_envs list (default Overcooked-tomato-salad-v0)"
+	@echo "    ENV=id                   world: $(BIN)/python -m lang_envs list (default Overcooked-tomato-salad-v0)"
 	@echo "    MODEL=name               embedded (default), a Hugging Face name, or a folder"
-	@echo "    SEEDS=3  STEPS=16384     runs of each agent; environment steps of each run (default: by environment)"
+	@echo "    SEEDS=3  STEPS=16384     how many runs of each agent, and how long each (default: what the world takes)"
 	@echo "    DEVICE=cpu  QUANTIZE=4bit"
-	@echo "    ARGS='--actor-lr 1e-4'   any other option: $(BIN)/python -m benchmarks run --help"
-	@echo "    RESUME=runs/...          continue an interrupted run"
+	@echo "    ARGS='--actor-lr 1e-4'   anything else: $(BIN)/python -m benchmarks run --help"
+	@echo "    RESUME=runs/...          go on with a run that was stopped"
 	@echo "make bench-generalization"
-	@echo "                  train on food preparation, then evaluate on eight household tasks that were not trained on"
+	@echo "                  train on food preparation, then play eight household tasks nothing was trained on"
 	@echo "make bench-datascicoding"
-	@echo "                  write programs for SETS='balance-scale airlines ...'; one table of the best programs"
-	@echo "make paper        run the paper's experiments (hours); ARGS='--quick', '--dry-run', '--only curves'"
+	@echo "                  write programs for SETS='balance-scale airlines ...', and put the best into one table"
+	@echo "make paper        run the paper's experiments, hours of them; ARGS='--quick', '--dry-run', '--only curves'"
 	@echo "make report RUNS='runs/... runs/...'"
-	@echo "                  write one HTML page about finished runs"
+	@echo "                  one HTML page of finished runs"
 	@echo "make test         run the tests"
 	@echo "make docs         build the documentation into docs/_build/html"
-	@echo "make throughput   measure the speed of environments, credit, scoring and the sandbox"
-	@echo "make gpu-check    check what only a GPU can show, in ten minutes; PYTHON=... is used as it is, without set-up"
-	@echo "make lint         run ruff and mypy"
-	@echo "make format       format the code with ruff"
+	@echo "make throughput   measure the speed of the worlds, of credit, of packed against naive scoring, of the sandbox"
+	@echo "make gpu-check    measure what only a GPU can show, in ten minutes; PYTHON=... is used as it is, with no set-up"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       let ruff put the code in order"
 	@echo "make clean        remove what was built (not runs/)"
 
 setup: $(INSTALLED)
@@ -89,7 +89,7 @@ throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.sandbox
 	$(BIN)/python -m benchmarks.throughput.large
 
-# The given Python must have the packages of `pip install '.[train]'`; parts that lack a package are skipped.
+# The Python that is named must have torch and what `pip install '.[train]'` needs; parts that lack a package are skipped.
 ifeq ($(OWN_PYTHON),)
 gpu-check: $(INSTALLED)
 	set -f; $(BIN)/python -m benchmarks.gpu_check $$ARGS

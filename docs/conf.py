@@ -32,6 +32,7 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_math_renderer = "mathml"
 
+highlight_language = "none"  # code blocks name their language
 autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False

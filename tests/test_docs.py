@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import subprocess
@@ -159,6 +160,15 @@ def test_every_make_target_in_the_text_exists() -> None:
             r"`(?:\S+ )?make ([a-z-]+)|^(?:\S+=\S+ )?make ([a-z-]+)", page.read_text(), flags=re.MULTILINE
         )
         assert {first or second for first, second in code} <= targets, page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_modules_and_files_in_the_text_exist(page: Path) -> None:
+    text = page.read_text()
+    for module in set(re.findall(r"python -m ([\w.]+\w)", text)) - {"pytest"}:
+        assert importlib.util.find_spec(module), module
+    for path in re.findall(r"\b(?:benchmarks|docs|lang_envs|tests|trainers)/[\w/]+\.\w+", text):
+        assert (ROOT / path).exists() or path.startswith("docs/_build"), path
 
 
 @pytest.mark.parametrize("algorithm", ["poad", "ntpo", "twosome"])
