@@ -118,6 +118,19 @@ class Rollout:
             else:
                 yield NextObservation(t, n, self.last_observations[n], self.last_infos[n], False)
 
+    def last_of_episodes(self, *, with_truncated: bool) -> dict[tuple[int, int], np.ndarray]:
+        """Return observations that follow a step (t, n) and on which this rollout takes no action.
+
+        These are the observations after the rollout's last step and, with ``with_truncated``, the final ones of
+        truncated episodes: int64 arrays (L,).
+        """
+        return {
+            (after.t, after.n): after.observation
+            for after in self.next_observations()
+            if after.observation is not None
+            and (with_truncated if after.truncated else after.t == len(self.rewards) - 1)
+        }
+
 
 @runtime_checkable
 class Player(Protocol):

@@ -1,14 +1,7 @@
-"""Credit assignment: generalised advantage estimation (GAE) over tokens and over whole actions, in NumPy.
+"""Credit assignment: generalised advantage estimation (GAE), in NumPy.
 
-One function serves all agents. What differs is a discount:
-
-=========  ===================  =====================================================
-agent      credit steps         ``gamma_token`` (γ_w)
-=========  ===================  =====================================================
-TWOSOME    one for each action  none: an action is one step
-NTPO       one for each token   γ, as between actions (arXiv 2405.15821, eqs. 9, 10)
-POAD       one for each token   1: no discount inside an action (eqs. 13, 14)
-=========  ===================  =====================================================
+One function serves all agents. TWOSOME has one credit step in each action. NTPO and POAD have one for each token, and
+differ in one number: NTPO discounts from token to token as from action to action, POAD does not discount.
 """
 
 from __future__ import annotations
@@ -86,13 +79,9 @@ def gae(
     Schulman et al., arXiv 1506.02438, eq. 16; Wen et al., arXiv 2405.15821: eqs. 9 and 10 with ``gamma_token=gamma``,
     eqs. 13 and 14 with ``gamma_token=1``.
     """
-    for name, number in (
-        ("gae_lambda", gae_lambda),
-        ("gamma_token", gamma_token),
-        ("gae_lambda_token", gae_lambda_token),
-    ):
-        if not 0 <= number <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], got {number}")
+    numbers = {"gae_lambda": gae_lambda, "gamma_token": gamma_token, "gae_lambda_token": gae_lambda_token}
+    if outside := [name for name, number in numbers.items() if not 0 <= number <= 1]:
+        raise ValueError(f"{outside[0]} must lie in [0, 1], got {numbers[outside[0]]}")
     values = np.asarray(values)
     if values.dtype.kind != "f":
         raise ValueError(f"values must be floating, got dtype {values.dtype}")
@@ -110,11 +99,12 @@ def gae(
         return converted
 
     is_real = checked(mask, "mask", values.shape, bool)
-    _check_prefixes(is_real)
+    if (is_real[..., 1:] & ~is_real[..., :-1]).any():
+        raise ValueError(f"mask of shape {is_real.shape} must be True on a prefix of each row, with padding at the end")
     ends = checked(episode_ends, "episode_ends", dtype=bool)
     discounts = checked(np.full(steps, gamma) if np.ndim(gamma) == 0 else gamma, "gamma")
-    if (outside := discounts[~((discounts >= 0) & (discounts <= 1))]).size:
-        raise ValueError(f"gamma must lie in [0, 1], got {outside.flat[0]}")
+    if (wrong := discounts[~((discounts >= 0) & (discounts <= 1))]).size:
+        raise ValueError(f"gamma must lie in [0, 1], got {wrong.flat[0]}")
     outcomes = checked(rewards, "rewards") + discounts * checked(next_values, "next_values")
 
     # Credit steps first, (U, T, N), so that one iteration over them reads adjacent memory.
@@ -155,13 +145,3 @@ def _arrivals(own: Floats, reach: Floats, ends: NDArray[np.bool_], decay: Floats
         # Not computed at ends, rather than multiplied by zero: a NaN stays in its own episode.
         np.multiply(decay[t], following, out=arrivals[t], where=~ends[t])
     return arrivals
-
-
-def _check_prefixes(mask: NDArray[np.bool_]) -> None:
-    after_padding = mask[..., 1:] & ~mask[..., :-1]
-    if after_padding.any():
-        t, n, _ = np.argwhere(after_padding)[0].tolist()
-        raise ValueError(
-            f"mask of shape {mask.shape} must be True on a prefix of each row, with padding only at the end; "
-            f"row [{t}, {n}] is {mask[t, n].tolist()}"
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -35,3 +36,14 @@ class ValueCritic(nn.Sequential):
     def values(self, features: torch.Tensor) -> torch.Tensor:
         """Return V of each feature vector: a tensor (…, width) of any floating dtype to float32 (…,)."""
         return self(features.float())[..., 0]
+
+    @torch.no_grad()
+    def values_at(self, features: torch.Tensor, *rows: np.ndarray) -> list[np.ndarray]:
+        """Return V at rows of a feature matrix, for int64 arrays of any shape: float64 arrays of the same shapes.
+
+        Each distinct row is evaluated once.
+        """
+        distinct, where = np.unique(np.concatenate([own.ravel() for own in rows]), return_inverse=True)
+        values = self.values(features[torch.from_numpy(distinct).to(features.device)]).double().cpu().numpy()[where]
+        parts = np.split(values, np.cumsum([own.size for own in rows])[:-1])
+        return [part.reshape(own.shape) for part, own in zip(parts, rows, strict=True)]

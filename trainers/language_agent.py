@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
 from trainers.agent import Action, Rollout
-from trainers.agent_state import load_state, load_tensors, save_state
+from trainers.agent_state import load_optimizer, load_state, load_tensors, save_state
 from trainers.features import FeatureStore
 from trainers.language_model import load_language_model, resolve_device
 from trainers.policy import LanguagePolicy, PolicyOutput
-from trainers.prefix_tree import Query, Tokens, build_tree
+from trainers.prefix_tree import Query, Tokens, along, build_tree
 from trainers.random_stream import RandomStream
 from trainers.rollout import env_attribute, token_space
 from trainers.settings import LanguageAgentSettings, resolve
 
 ADAPTER_FOLDER = "adapter"
 _OUTPUTS_KEPT = 1024
+_RATIO_TOLERANCE = 1e-2
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,26 @@ class ActionRecord:
     def tokens(self) -> Tokens:
         """The tokens of the action."""
         return self.query.tree.candidates[self.choice]
+
+
+class ActionScores(NamedTuple):
+    """Scores of b actions under the present policy, with gradients to the adapter.
+
+    Attributes
+    ----------
+    rows : int64 tensor (b,)
+        The actions, as indices into the sequence that was scored.
+    token_log_probs, token_entropies : float32 tensor (b, L)
+        Of each token of the action, 0 at padding. Entropies are 0 unless they were requested.
+    action_log_probs, action_entropies : float32 tensor (b,)
+        Of the whole action under the sampling distribution, and of that distribution, in nats.
+    """
+
+    rows: torch.Tensor
+    token_log_probs: torch.Tensor
+    token_entropies: torch.Tensor
+    action_log_probs: torch.Tensor
+    action_entropies: torch.Tensor
 
 
 class LanguageAgent:
@@ -63,6 +85,12 @@ class LanguageAgent:
         Features of the frozen base model, kept for the whole run.
     random : numpy.random.Generator
         Samples actions and minibatches.
+    random_stream : RandomStream
+        Initialises weights and samples free text.
+    steps_learnt : int
+        Environment steps in all updates so far.
+    saved : dict
+        Networks and optimisers of the algorithm, by name, which :meth:`save` writes.
 
     Raises
     ------
@@ -86,8 +114,8 @@ class LanguageAgent:
         if tokenizer is None and not isinstance(model, str | Path):
             tokenizer = self.env_tokenizer
         self.random = np.random.default_rng(own.seed)
-        self._stream = RandomStream(own.seed, resolve_device(own.device))
-        with self._stream.active():
+        self.random_stream = RandomStream(own.seed, resolve_device(own.device))
+        with self.random_stream.active():
             self.language_model = load_language_model(
                 model,
                 tokenizer=tokenizer,
@@ -113,6 +141,8 @@ class LanguageAgent:
         self.features = FeatureStore(
             self.language_model, 0 if own.sampling == "free" else own.feature_cache_mib * 2**20
         )
+        self.steps_learnt = 0
+        self.saved: dict[str, torch.nn.Module | torch.optim.Optimizer] = {}
         self._outputs: dict[Query, PolicyOutput] = {}
 
     # ------------------------------------------------------------------------------------------------------- acting
@@ -155,7 +185,7 @@ class LanguageAgent:
         if self.settings.sampling != "free":
             return [self.query(row, info["available_actions"]) for row, info in zip(observations, infos, strict=True)]
         prompts = [self.prompt(row) for row in observations]
-        with self._stream.active():
+        with self.random_stream.active():
             texts = self.language_model.generate(prompts, max_tokens=self.max_action_tokens, greedy=greedy)
         return [Query(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, texts, strict=True)]
 
@@ -180,9 +210,56 @@ class LanguageAgent:
 
     # ------------------------------------------------------------------------------------------------------ learning
 
+    def score_actions(
+        self, records: Sequence[ActionRecord], *, action_log_probs: bool, action_entropies: bool, token_entropies: bool
+    ) -> Iterator[ActionScores]:
+        """Score actions with the present policy, in groups that fit into memory; distinct queries are scored once.
+
+        Parameters
+        ----------
+        records : sequence of ActionRecord
+        action_log_probs, action_entropies, token_entropies : bool
+            Which scores are used, besides log-probabilities of tokens; others may be wrong. If no candidate but the
+            taken ones matters, only these and their siblings are scored, which is cheaper.
+        """
+        members: dict[Query, list[tuple[int, int]]] = {}
+        for row, record in enumerate(records):
+            members.setdefault(record.query, []).append((row, record.choice))
+        if not (action_entropies or (action_log_probs and self.settings.sampling == "candidates")):
+            reduced: dict[Query, list[tuple[int, int]]] = {}
+            for (prompt, tree), own in members.items():
+                taken = tuple(sorted({choice for _, choice in own}))
+                reduced[Query(prompt, along(tree, taken))] = [(row, taken.index(choice)) for row, choice in own]
+            members = reduced
+        for _, packed in self.language_model.groups(list(members)):
+            places = [(index, *own) for index, query in enumerate(packed.queries) for own in members[query]]
+            index, rows, choices = torch.tensor(places, device=self.language_model.device).unbind(1)
+            scores = self.policy.score(packed, with_node_entropies=token_entropies)
+            yield ActionScores(
+                rows,
+                scores.token_log_probs[index, choices],
+                scores.node_entropies[index, choices],
+                scores.action_log_probs[index, choices],
+                scores.action_entropy[index],
+            )
+
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Learn from a rollout and return metrics. Call :meth:`forget_outputs` before the adapter changes."""
         raise NotImplementedError
+
+    def ratio_error(self, log_probs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> float:
+        """Return the largest |log ratio| before the first step on a rollout, where the policy is the one that acted.
+
+        Raises
+        ------
+        RuntimeError
+            If it is not small in full precision. In half precision it is only a metric.
+        """
+        worst = (log_probs - old)[mask].abs().max().item()
+        exact = self.language_model.model.dtype == torch.float32 and self.settings.quantize is None
+        if exact and worst > _RATIO_TOLERANCE:
+            raise RuntimeError(f"the policy's log-probabilities differ by {worst} from those it acted with")
+        return worst
 
     def forget_outputs(self) -> None:
         """Drop kept policy outputs: the adapter changes."""
@@ -193,9 +270,11 @@ class LanguageAgent:
     def state(self) -> dict[str, Any]:
         """Return what learning needs besides the adapter: nested dicts and lists of tensors and plain values."""
         return {
-            "features": self.features.state(),
             "random": self.random.bit_generator.state,
-            "torch_random": self._stream.state,
+            "torch_random": self.random_stream.state,
+            "features": self.features.state(),
+            "steps_learnt": self.steps_learnt,
+            **{name: part.state_dict() for name, part in self.saved.items()},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -204,11 +283,21 @@ class LanguageAgent:
         Raises
         ------
         ValueError
-            If it belongs to another model or is damaged.
+            If it belongs to another agent or is damaged.
         """
+        if missing := self.state().keys() - state.keys():
+            raise ValueError(f"the saved agent has no {', '.join(sorted(missing))}")
+        if type(state["steps_learnt"]) is not int:
+            raise ValueError(f"the saved steps_learnt is {state['steps_learnt']!r:.40}, expected an integer")
+        for name, part in self.saved.items():
+            if isinstance(part, torch.optim.Optimizer):
+                load_optimizer(part, state[name])
+            else:
+                part.load_state_dict(state[name])
         self.features.load_state(state["features"])
         self.random.bit_generator.state = state["random"]
-        self._stream.load_state(state["torch_random"])
+        self.random_stream.load_state(state["torch_random"])
+        self.steps_learnt = state["steps_learnt"]
 
     def save(self, folder: Path) -> None:
         """Write the adapter in PEFT's format, and the rest of the agent (see :mod:`trainers.agent_state`)."""
@@ -234,8 +323,6 @@ class LanguageAgent:
         if weights.keys() != get_peft_model_state_dict(model, save_embedding_layers=False).keys():
             raise ValueError(f"{folder / ADAPTER_FOLDER} contains an adapter for other layers")
         set_peft_model_state_dict(model, weights)
-        if missing := self.state().keys() - saved["state"].keys():
-            raise ValueError(f"{folder} contains an agent without {', '.join(sorted(missing))}")
         self.load_state(saved["state"])
         for name, value in asdict(self.settings).items():
             if name in saved["settings"] and saved["settings"][name] != value:

@@ -1,9 +1,8 @@
 """Losses and estimates of PPO (arXiv 1707.06347; arXiv 2405.15821, eq. 16).
 
-All are pure functions of float tensors of shape (B, U): B actions of U credit steps, which are tokens for token-level
-agents and one whole action (U = 1) for action-level agents. ``mask`` (B, U) is True at real credit steps. The functions
-return sums: the caller divides by the number of credit steps of its whole minibatch, so that a minibatch can be split
-over several backward passes.
+All are pure functions of float tensors of shape (B, U): B actions of U credit steps, which are tokens or, with U = 1,
+whole actions. ``mask`` (B, U) is True at real credit steps. Losses are sums: the caller divides by the number of credit
+steps of its minibatch, which may be split over several backward passes.
 """
 
 from __future__ import annotations
@@ -50,6 +49,12 @@ def normalise_advantages(advantages: torch.Tensor, mask: torch.Tensor, std_floor
     real = advantages[mask]
     scale = real.std(correction=0).clamp(min=max(std_floor, 1e-8))
     return torch.where(mask, (advantages - real.mean()) / scale, 0.0)
+
+
+def explained_variance(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> float:
+    """Return 1 − Var(R − V) / Var(R) over real credit steps; 0 if all returns are equal."""
+    variance = returns[mask].var()
+    return float(1 - (returns - values)[mask].var() / variance) if variance > 0 else 0.0
 
 
 def _masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

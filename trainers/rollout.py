@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,6 +167,14 @@ def autoreset_mode(envs: gym.vector.VectorEnv) -> AutoresetMode:
     if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
         raise ValueError(f"the vector environment's autoreset mode is {mode}; make it with SAME_STEP or NEXT_STEP")
     return mode
+
+
+def padded(rows: Sequence[np.ndarray], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return arrays of different lengths as one array (*shape, U), and a mask that is False at its padding with 0."""
+    mask = np.arange(max(map(len, rows))) < np.array([[len(row)] for row in rows])
+    array = np.zeros(mask.shape, dtype=rows[0].dtype)
+    array[mask] = np.concatenate(rows)
+    return array.reshape(*shape, -1), mask.reshape(*shape, -1)
 
 
 def env_attribute(envs: Any, name: str) -> Any:

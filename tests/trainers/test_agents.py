@@ -394,7 +394,7 @@ def test_saving_leaves_the_agent_as_it_was_and_plain_peft_loads_the_adapter(tmp_
 
 
 def test_a_folder_without_an_agent_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no saved agent"):
+    with pytest.raises(ValueError, match="contains no saved agent"):
         trainers.make("poad", gym.make(ENVIRONMENT)).load(tmp_path)
 
 

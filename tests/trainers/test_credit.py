@@ -482,7 +482,7 @@ def test_values_without_a_token_axis_are_refused(shape: tuple[int, ...]) -> None
 def test_mask_with_padding_before_a_token_is_refused(convert: Convert, row: list[bool]) -> None:
     rollout = ragged_rollout(9, length=3)
     rollout.mask[4, 2] = row
-    with pytest.raises(ValueError, match=r"mask of shape \(7, 3, 3\).*prefix.*row \[4, 2\]"):
+    with pytest.raises(ValueError, match=r"mask of shape \(7, 3, 3\) must be True on a prefix"):
         gae(*map(convert, rollout), **DISCOUNTS)
 
 

@@ -26,6 +26,6 @@ class NTPO(POAD):
     settings_type: ClassVar[type[NTPOSettings]] = NTPOSettings
     settings: NTPOSettings
 
-    @property
-    def gamma_token(self) -> float:
-        return self.gamma if self.settings.gamma_token is None else self.settings.gamma_token
+    def token_discounts(self) -> tuple[float, float]:
+        own = self.settings
+        return self.gamma if own.gamma_token is None else own.gamma_token, own.gae_lambda_token

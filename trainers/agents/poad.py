@@ -29,10 +29,5 @@ class POAD(PPOAgent):
     settings: TokenLevelSettings
     level = "token"
 
-    @property
-    def gamma_token(self) -> float:
-        return 1.0
-
-    @property
-    def gae_lambda_token(self) -> float:
-        return self.settings.gae_lambda_token
+    def token_discounts(self) -> tuple[float, float]:
+        return 1.0, self.settings.gae_lambda_token

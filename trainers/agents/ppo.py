@@ -1,8 +1,8 @@
-"""PPO for language agents: one iteration, from a rollout to the last optimiser step.
+"""PPO for language agents (arXiv 1707.06347): one iteration, from a rollout to the last optimiser step.
 
 An algorithm chooses the *credit steps* of an action: its tokens, or the action as a whole. Each credit step has a
-probability ratio, a value and an advantage. POAD, NTPO and TWOSOME differ in the attributes ``level``, ``gamma_token``
-and ``gae_lambda_token``.
+probability ratio, a value and an advantage. POAD, NTPO and TWOSOME differ in ``level`` and
+``token_discounts``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ import torch
 
 from trainers import losses
 from trainers.agent import Rollout
-from trainers.agent_state import load_optimizer
 from trainers.credit import gae
 from trainers.critic import ValueCritic
 from trainers.language_agent import ActionRecord, LanguageAgent
 from trainers.metrics import Metrics
-from trainers.policy import Scores
-from trainers.prefix_tree import Query, along
-from trainers.rollout import env_attribute
+from trainers.prefix_tree import Query
+from trainers.rollout import env_attribute, padded
 from trainers.settings import LanguageAgentSettings, setting
-
-_RATIO_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -74,17 +70,10 @@ class PPOSettings(LanguageAgentSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The B valid actions of a rollout, with at most U credit steps each.
+    """The B valid actions of a rollout with their credit steps, at most U each, as tensors (B, U).
 
-    Attributes
-    ----------
-    records : list of B ActionRecord
-    mask : bool tensor (B, U)
-        True at real credit steps.
-    old_log_probs, old_values, advantages, returns : float32 tensor (B, U)
-        0 where ``mask`` is False. Advantages are not normalised.
-    feature_rows : int64 tensor (B, U)
-        Rows of the feature store from which the critic predicts the values.
+    ``mask`` is True at real credit steps; elsewhere all values are 0. Advantages are not normalised. ``feature_rows``
+    (int64) are the rows of the feature store from which the critic predicts values.
     """
 
     records: list[ActionRecord]
@@ -97,7 +86,7 @@ class Batch:
 
 
 class PPOAgent(LanguageAgent):
-    """A language agent that learns with PPO (arXiv 1707.06347); parameters as in :class:`LanguageAgent`."""
+    """A language agent that learns with PPO; parameters as in :class:`trainers.language_agent.LanguageAgent`."""
 
     settings_type: ClassVar[type[PPOSettings]] = PPOSettings
     settings: PPOSettings
@@ -107,24 +96,22 @@ class PPOAgent(LanguageAgent):
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
         super().__init__(envs, model, tokenizer, **settings)
         self.gamma = float(env_attribute(envs, "discount")) if self.settings.gamma is None else self.settings.gamma
-        self.settings = replace(self.settings, gamma=self.gamma)
-        with self._stream.active():
-            self.critic = ValueCritic(self.language_model.hidden_size, self.settings.critic_hidden)
+        self.settings = own = replace(self.settings, gamma=self.gamma)
+        with self.random_stream.active():
+            self.critic = ValueCritic(self.language_model.hidden_size, own.critic_hidden)
         self.critic.to(self.language_model.device)
         self.adapter = self.language_model.trainable_parameters()
-        self.actor_optimizer = torch.optim.Adam(self.adapter, lr=self.settings.actor_lr, eps=1e-5)
-        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=self.settings.critic_lr, eps=1e-5)
-        self._steps_learnt = 0
+        self.actor_optimizer = torch.optim.Adam(self.adapter, lr=own.actor_lr, eps=1e-5)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=own.critic_lr, eps=1e-5)
+        self.saved |= {
+            "critic": self.critic,
+            "actor_optimizer": self.actor_optimizer,
+            "critic_optimizer": self.critic_optimizer,
+        }
 
-    @property
-    def gamma_token(self) -> float:
-        """γ_w: discount from a token to the next token of its action."""
-        return 1.0
-
-    @property
-    def gae_lambda_token(self) -> float:
-        """λ_w: trace decay from a token to the next token of its action."""
-        return 1.0
+    def token_discounts(self) -> tuple[float, float]:
+        """Return γ_w and λ_w: discount and trace decay from a token to the next token of its action."""
+        return 1.0, 1.0
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Run PPO's epochs on one rollout; return the metrics of the update."""
@@ -132,7 +119,9 @@ class PPOAgent(LanguageAgent):
         batch = self.assign_credit(rollout)
         advantages = losses.normalise_advantages(batch.advantages, batch.mask, settings.advantage_std_floor)
         self.forget_outputs()
-        self._anneal_learning_rates()
+        left = max(0.0, 1 - self.steps_learnt / settings.anneal_steps) if settings.anneal_steps else 1.0
+        self.actor_optimizer.param_groups[0]["lr"] = settings.actor_lr * left
+        self.critic_optimizer.param_groups[0]["lr"] = settings.critic_lr * left
         actor_steps, stopped = 0, False
         for epoch in range(settings.epochs):
             minibatches = np.array_split(self.random.permutation(len(batch.records)), settings.minibatches)
@@ -143,87 +132,58 @@ class PPOAgent(LanguageAgent):
                 if not stopped:
                     stopped = not self.actor_step(batch, advantages, rows, metrics, first=epoch == number == 0)
                     actor_steps += not stopped
-        self._steps_learnt += len(batch.records)
-        spread = batch.returns[batch.mask].var()
-        error = (batch.returns - batch.old_values)[batch.mask].var()
+        self.steps_learnt += len(batch.records)
         return metrics.means() | {
             "skipped_actor_steps": 1 - actor_steps / (settings.epochs * settings.minibatches),
-            "explained_variance": float(1 - error / spread) if spread > 0 else 0.0,
-            "actor_lr": self.actor_optimizer.param_groups[0]["lr"],
+            "explained_variance": losses.explained_variance(batch.old_values, batch.returns, batch.mask),
+            "actor_lr": settings.actor_lr * left,
         }
-
-    # ------------------------------------------------------------------------------------------------------- credit
 
     def assign_credit(self, rollout: Rollout) -> Batch:
         """Return the valid actions of a rollout with values, advantages and returns of their credit steps."""
-        settings, shape = self.settings, rollout.rewards.shape
+        shape, settings = rollout.rewards.shape, self.settings
         records: list[ActionRecord] = [action.record for row in rollout.actions for action in row]
         # The critic reads the prompt, then the prompt with each token but the last one.
-        texts = [(record.query.prompt, record.tokens[:-1] if self.level == "token" else ()) for record in records]
-        final = {
-            (after.t, after.n): self.prompt(after.observation)
-            for after in rollout.next_observations()
-            if after.observation is not None
-            and not (after.truncated and settings.truncation_is_termination)
-            and (after.truncated or after.t == len(rollout.rewards) - 1)
-        }  # the other next observations are those of the next row's actions
-        rows = self.features.rows([*texts, *((prompt, ()) for prompt in final.values())])
-        width = max(map(len, rows))
-        feature_rows = np.zeros((*shape, width), dtype=np.int64)
-        mask = np.zeros(feature_rows.shape, dtype=bool)
-        log_probs = np.zeros(feature_rows.shape)
-        for place, record, own in zip(np.ndindex(shape), records, rows, strict=False):
-            feature_rows[place][: len(own)] = own
-            mask[place][: len(own)] = rollout.valid[place]
-            log_probs[place][: len(own)] = self._old_log_probs(record)
-        values, final_values = self._values_at(feature_rows, np.array([own[0] for own in rows[len(records) :]], int))
-        values[~mask] = 0.0
+        texts = [(r.query.prompt, r.tokens[:-1] if self.level == "token" else ()) for r in records]
+        last = rollout.last_of_episodes(with_truncated=not settings.truncation_is_termination)
+        rows = self.features.rows([*texts, *((self.prompt(observation), ()) for observation in last.values())])
+        feature_rows, mask = padded(rows[: len(records)], shape)
+        old_log_probs, _ = padded([self._old_log_probs(record) for record in records], shape)
+        mask &= rollout.valid[..., None]
+        last_rows = np.array([own[0] for own in rows[len(records) :]], dtype=np.int64)
+        values, last_values = self.critic.values_at(self.features.features, feature_rows, last_rows)
+        values = np.where(mask, values, 0.0)
         next_values = np.zeros(shape)
         next_values[:-1] = values[1:, :, 0]
         next_values[rollout.episode_ends] = 0.0
-        for place, value in zip(final, final_values, strict=True):
-            next_values[place] = value
-        durations = rollout.durations if settings.discount_by_time else np.ones(shape)
+        for step, value in zip(last, last_values, strict=True):
+            next_values[step] = value
+        gamma_token, gae_lambda_token = self.token_discounts()
         advantages, returns = gae(
             rollout.rewards,
             values,
             mask,
             next_values,
             rollout.episode_ends,
-            gamma=self.gamma**durations,
+            gamma=self.gamma ** (rollout.durations if settings.discount_by_time else np.ones(shape)),
             gae_lambda=settings.gae_lambda,
-            gamma_token=self.gamma_token,
-            gae_lambda_token=self.gae_lambda_token,
+            gamma_token=gamma_token,
+            gae_lambda_token=gae_lambda_token,
         )
 
         def valid(array: np.ndarray) -> torch.Tensor:
-            rows = array[rollout.valid]
-            rows = rows.astype(np.float32) if rows.dtype == np.float64 else rows
-            return torch.from_numpy(rows).to(self.language_model.device)
+            chosen = torch.from_numpy(array[rollout.valid])
+            return (chosen.float() if chosen.is_floating_point() else chosen).to(self.language_model.device)
 
         return Batch(
-            records=[record for record, counts in zip(records, rollout.valid.flat, strict=True) if counts],
+            records=[record for record, is_valid in zip(records, rollout.valid.flat, strict=True) if is_valid],
             mask=valid(mask),
-            old_log_probs=valid(np.where(mask, log_probs, 0.0)),
+            old_log_probs=valid(np.where(mask, old_log_probs, 0.0)),
             old_values=valid(values),
             advantages=valid(advantages),
             returns=valid(returns),
             feature_rows=valid(feature_rows),
         )
-
-    @torch.no_grad()
-    def values(self, queries: Sequence[Query]) -> list[np.ndarray]:
-        """Return the critic's value at every node of each query's tree: float64 arrays (M,)."""
-        features = self.language_model.features(queries)
-        return [self.critic.values(nodes).double().cpu().numpy() for nodes in features]
-
-    @torch.no_grad()
-    def _values_at(self, rows: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the critic's values at rows of the feature store, of any shape: each distinct row once."""
-        distinct, where = np.unique([*rows.ravel(), *others], return_inverse=True)
-        features = self.features.features[torch.from_numpy(distinct).to(self.language_model.device)]
-        values = self.critic.values(features).double().cpu().numpy()[where]
-        return values[: rows.size].reshape(rows.shape), values[rows.size :]
 
     def _old_log_probs(self, record: ActionRecord) -> np.ndarray:
         """Return the log-probabilities of the credit steps of an action when it was taken: (U,)."""
@@ -231,19 +191,20 @@ class PPOAgent(LanguageAgent):
             return record.output.action_log_probs[[record.choice]]
         return record.output.token_log_probs[record.choice, : len(record.tokens)]
 
-    # ------------------------------------------------------------------------------------------------------- update
+    def values(self, queries: Sequence[Query]) -> list[np.ndarray]:
+        """Return the critic's value at every node of each query's tree: float64 arrays (M,)."""
+        features = self.language_model.features(queries)
+        return [self.critic.values(nodes).detach().double().cpu().numpy() for nodes in features]
 
     def critic_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics) -> None:
         """Take one optimiser step of the critic on the actions ``rows`` of a batch, an int array (b,)."""
         chosen = torch.from_numpy(rows).to(batch.mask.device)
-        mask = batch.mask[chosen]
+        mask, old, returns = batch.mask[chosen], batch.old_values[chosen], batch.returns[chosen]
         # Environments with few states repeat features: each distinct one is evaluated once.
         distinct, where = torch.unique(batch.feature_rows[chosen], return_inverse=True)
         values = self.critic.values(self.features.features[distinct])[where]
-        loss = losses.clipped_value_loss(
-            values, batch.old_values[chosen], batch.returns[chosen], mask, self.settings.clip
-        )
-        loss = 0.5 * loss / mask.sum()  # weight of the value loss in the paper
+        loss = losses.clipped_value_loss(values, old, returns, mask, self.settings.clip)
+        loss = 0.5 * loss / mask.sum()  # the paper's weight of the value loss
         self.critic_optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self.settings.max_grad_norm)
@@ -258,27 +219,29 @@ class PPOAgent(LanguageAgent):
         Returns False, and takes no step, if the policy differs from the one that acted by more than ``kl_threshold``.
         ``first`` is True before the first step on a rollout, where both must agree.
         """
-        settings, device = self.settings, batch.mask.device
-        token_entropy = settings.entropy_level == "token" or settings.sampling == "free"
-        members = self._members(batch, rows)
-        credit_steps = batch.mask[torch.from_numpy(rows).to(device)].sum()
-        tokens = sum(len(batch.records[row].tokens) for row in rows)
-        totals, worst = torch.zeros(4, device=device), 0.0
+        settings, chosen = self.settings, torch.from_numpy(rows).to(batch.mask.device)
+        records, credit_steps = [batch.records[row] for row in rows], batch.mask[chosen].sum()
+        tokens = sum(len(record.tokens) for record in records)
+        totals, worst = torch.zeros(4, device=batch.mask.device), 0.0
         self.actor_optimizer.zero_grad(set_to_none=True)
-        for _, packed in self.language_model.groups(list(members)):
-            places = [(index, *own) for index, query in enumerate(packed.queries) for own in members[query]]
-            index, chosen, choices = torch.tensor(places, device=device).unbind(1)
-            scores = self.policy.score(packed, with_node_entropies=token_entropy)
-            mask, old = batch.mask[chosen], batch.old_log_probs[chosen]
-            log_probs = self._log_probs(scores, index, choices, width=mask.shape[1])
+        for scores in self.score_actions(
+            records,
+            action_log_probs=self.level == "action",
+            action_entropies=settings.entropy_level == "action",
+            token_entropies=settings.entropy_level == "token" or settings.sampling == "free",
+        ):
+            own = chosen[scores.rows]
+            mask, old = batch.mask[own], batch.old_log_probs[own]
+            log_probs = scores.action_log_probs[:, None] if self.level == "action" else scores.token_log_probs
+            log_probs = torch.nn.functional.pad(log_probs, (0, mask.shape[1] - log_probs.shape[1]))
             if first:
-                worst = max(worst, self._first_ratio_error(log_probs, old, mask))
-            policy_loss = losses.clipped_policy_loss(log_probs, old, advantages[chosen], mask, settings.clip)
+                worst = max(worst, self.ratio_error(log_probs, old, mask))
+            policy_loss = losses.clipped_policy_loss(log_probs, old, advantages[own], mask, settings.clip)
             policy_loss = policy_loss / credit_steps
             if settings.entropy_level == "token":
-                entropy = scores.node_entropies[index, choices].sum() / tokens
+                entropy = scores.token_entropies.sum() / tokens
             else:
-                entropy = scores.action_entropy[index].sum() / len(rows)
+                entropy = scores.action_entropies.sum() / len(rows)
             (policy_loss - settings.entropy_coefficient * entropy).backward()
             with torch.no_grad():
                 kl = losses.approximate_kl(log_probs, old, mask) / credit_steps
@@ -293,66 +256,3 @@ class PPOAgent(LanguageAgent):
         metrics.add(actor_grad_norm=float(torch.nn.utils.clip_grad_norm_(self.adapter, settings.max_grad_norm)))
         self.actor_optimizer.step()
         return True
-
-    def _log_probs(self, scores: Scores, index: torch.Tensor, choices: torch.Tensor, *, width: int) -> torch.Tensor:
-        """Return the log-probabilities of credit steps, padded with 0: (b, width)."""
-        if self.level == "action":
-            return scores.action_log_probs[index, choices][:, None]
-        log_probs = scores.token_log_probs[index, choices][:, :width]
-        return torch.nn.functional.pad(log_probs, (0, width - log_probs.shape[1]))
-
-    def _members(self, batch: Batch, rows: np.ndarray) -> dict[Query, list[tuple[int, int]]]:
-        """Return the distinct queries of some actions, each with its actions as (row, index of the candidate).
-
-        Where only the chosen candidates and their siblings matter, queries are reduced to these.
-        """
-        members: dict[Query, list[tuple[int, int]]] = {}
-        for row in rows.tolist():
-            members.setdefault(batch.records[row].query, []).append((row, batch.records[row].choice))
-        settings = self.settings
-        if settings.entropy_level == "action" or (self.level == "action" and settings.sampling == "candidates"):
-            return members
-        reduced: dict[Query, list[tuple[int, int]]] = {}
-        for (prompt, tree), own in members.items():
-            taken = tuple(sorted({choice for _, choice in own}))
-            reduced[Query(prompt, along(tree, taken))] = [(row, taken.index(choice)) for row, choice in own]
-        return reduced
-
-    def _first_ratio_error(self, log_probs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> float:
-        """Return the largest |log ratio| before the first step, where the policy is the one that acted.
-
-        Raises
-        ------
-        RuntimeError
-            If it is not small in full precision. In half precision it is only reported, as ``first_ratio_error``.
-        """
-        worst = (log_probs - old)[mask].abs().max().item()
-        exact = self.language_model.model.dtype == torch.float32 and self.settings.quantize is None
-        if exact and worst > _RATIO_TOLERANCE:
-            raise RuntimeError(f"the policy's log-probabilities differ by {worst} from those it acted with")
-        return worst
-
-    def _anneal_learning_rates(self) -> None:
-        total = self.settings.anneal_steps
-        left = max(0.0, 1 - self._steps_learnt / total) if total else 1.0
-        self.actor_optimizer.param_groups[0]["lr"] = self.settings.actor_lr * left
-        self.critic_optimizer.param_groups[0]["lr"] = self.settings.critic_lr * left
-
-    # ------------------------------------------------------------------------------------------ saving and restoring
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {
-            "critic": self.critic.state_dict(),
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-            "steps_learnt": self._steps_learnt,
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        if type(state["steps_learnt"]) is not int:
-            raise ValueError(f"it contains steps_learnt={state['steps_learnt']!r:.40}, expected a number")
-        self.critic.load_state_dict(state["critic"])
-        load_optimizer(self.actor_optimizer, state["actor_optimizer"])
-        load_optimizer(self.critic_optimizer, state["critic_optimizer"])
-        self._steps_learnt = state["steps_learnt"]
