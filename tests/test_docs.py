@@ -24,11 +24,12 @@ BUILT = {"generated", "_build"}
 README = ROOT / "README.md"
 PAGES = [README, *sorted(path for path in DOCS.rglob("*.md") if not BUILT & {*path.relative_to(DOCS).parts})]
 RESULTS = [DOCS / "results.md", *(DOCS / "algorithms" / f"{name}.md" for name in ("poad", "ntpo", "twosome"))]
+PUBLISHED = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 MODEL, EMBEDDED = "Qwen/Qwen2.5-0.5B-Instruct", str(ROOT / "trainers" / "embedded_lm")
 
 NOT_OUR_TERMS = {
     r"\bworlds?\b": "environment",
-    r"\bdecisions?\b(?! process)": "environment step, action",
+    r"(?<!\")\bdecisions?\b(?! process)": "environment step, action",
     r"\btold apart\b|\btell\w* apart\b": "significantly different",
     r"\bfell back\b|\bforg[eo]ts?\b": "regressed",
     r"\bends? (above|below)\b": "has a higher (lower) final return",
@@ -36,10 +37,9 @@ NOT_OUR_TERMS = {
     r"\b(put to|puts to) (tasks|others)\b": "evaluated on",
     r"\bassessments?\b": "policy output",
     r"\bsituations?\b": "state",
-    r"\bpanels?\b": "comparison",
     r"\bbehaviours?\b": "sampling",
     r"\b(anticipates?|suits?)\b": "prefetch, configure_tokenizer",
-    r"\b(may|can) be said\b|\bstands\b|\blies\b|\b(comes|came) to\b": "the concrete noun or verb",
+    r"\b(may|can) be said\b|\b(it|what|which|here) (stands|lies)\b|\b(comes|came) to\b": "the concrete noun or verb",
 }
 """The left column of the table of terms, and what to write instead."""
 
@@ -50,6 +50,12 @@ def name_of(page: Path) -> str:
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def check_terms(text: str) -> None:
+    for wrong, better in NOT_OUR_TERMS.items():
+        found = re.search(rf".{{0,40}}({wrong}).{{0,40}}", text, flags=re.IGNORECASE)
+        assert found is None, f"{found[0]!r}: instead of {found[1]!r} write: {better}"
 
 
 def write_files(page: Path, folder: Path) -> None:
@@ -132,7 +138,7 @@ def test_links_lead_to_files(page: Path) -> None:
 
 @pytest.mark.parametrize("page", RESULTS, ids=name_of)
 def test_intervals_are_those_of_the_published_results(page: Path) -> None:
-    published = "".join(path.read_text() for path in (ROOT / "benchmarks" / "results").glob("*.md"))
+    published = "".join(path.read_text() for path in PUBLISHED)
     shown = re.findall(r"[-\d.,]+%? \[[-\d.]+[^\]]*\]", page.read_text())
     assert len(shown) > 3
     for interval in shown:
@@ -187,7 +193,9 @@ def test_table_of_settings_has_every_setting_once(algorithm: str, generate: Modu
 def test_manuals_of_environments_have_gymnasiums_sections(generate: ModuleType) -> None:
     sections = "Description, Action Space, Observation Space, Starting State, Rewards, Episode End, Arguments"
     for family in generate.families():
-        assert {*sections.split(", ")} <= {*re.findall(r"^## (.+)", generate.manual(family), flags=re.MULTILINE)}
+        manual = generate.manual(family)
+        assert {*sections.split(", ")} <= {*re.findall(r"^## (.+)", manual, flags=re.MULTILINE)}
+        check_terms(manual)
 
 
 def test_table_of_environments_has_all_of_them(generate: ModuleType) -> None:
@@ -195,12 +203,9 @@ def test_table_of_environments_has_all_of_them(generate: ModuleType) -> None:
     assert listed == [*ENVIRONMENTS]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *PUBLISHED, ROOT / "trainers/embedded_lm/README.md"], ids=name_of)
 def test_only_terms_of_the_project_are_used(page: Path) -> None:
-    text = re.sub(r"```(python|text)?\n.*?```", "", page.read_text(), flags=re.DOTALL)
-    for wrong, better in NOT_OUR_TERMS.items():
-        found = re.search(rf".*({wrong}).*", text, flags=re.IGNORECASE)
-        assert found is None, f"{found[0]!r}: instead of {found[1]!r} write: {better}"
+    check_terms(re.sub(r"```(python|text)?\n.*?```", "", page.read_text(), flags=re.DOTALL))
 
 
 @pytest.mark.parametrize("command", ["lang_envs", "lang_envs play", "lang_envs solve", "benchmarks", "benchmarks run"])
@@ -213,6 +218,4 @@ def test_only_terms_of_the_project_are_used_in_help(
         importlib.import_module(f"{module}.__main__").main()
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
     assert "usage" in text
-    for wrong, better in NOT_OUR_TERMS.items():
-        found = re.search(rf".{{0,40}}({wrong}).{{0,40}}", text, flags=re.IGNORECASE)
-        assert found is None, f"{found[0]!r}: instead of {found[1]!r} write: {better}"
+    check_terms(text)
