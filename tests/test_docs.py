@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from gymnasium.vector import AutoresetMode
 
 import trainers
 from lang_envs import ENVIRONMENTS
@@ -127,6 +128,17 @@ def test_household_task_of_the_guide_is_solved_and_trained_in_as_shown(
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_table_of_a_checkpoint_lists_its_files(tmp_path: Path) -> None:
+    envs = gym.make_vec(
+        "Overcooked-tomato-salad-v0", num_envs=1, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}
+    )
+    trainers.train(trainers.make("poad", envs), envs, 8, rollout_steps=8, run_dir=tmp_path)
+    _, section = (DOCS / "guides" / "files.md").read_text().split("## Checkpoints\n")
+    table = re.findall(r"^\| `([\w.]+)/?`", section.split("\n\n")[1], flags=re.MULTILINE)
+    (checkpoint,) = (tmp_path / "checkpoints").glob("step-*")
+    assert {*table} == {path.name for path in checkpoint.iterdir()}
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
