@@ -23,7 +23,7 @@ ALL_LEVELS := poad,ntpo,twosome
 UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"VirtualHome-{task}-v0" for task in tasks))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-generalization bench-datascicoding paper report render throughput gpu-check test lint format clean
+.PHONY: help setup bench bench-generalization bench-datascicoding paper report render throughput gpu-check test docs lint format clean
 
 help:
 	@echo "make bench        train and compare agents; writes tables, figures and a page into runs/"
@@ -46,6 +46,7 @@ help:
 	@echo "make throughput   measure the speed of environments, credit, scoring and the sandbox"
 	@echo "make gpu-check    measure what needs a GPU (ten minutes); PYTHON=... uses that Python without set-up"
 	@echo "make test         run the tests"
+	@echo "make docs         build the documentation into docs/_build/html"
 	@echo "make lint         check with ruff and mypy"
 	@echo "make format       format the code with ruff"
 	@echo "make clean        delete what was built (not runs/)"
@@ -56,7 +57,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up $(VENV); this takes a few minutes."
 	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	"$$PYTHON" -m venv $(VENV)
-	set -f; $(BIN)/python -m pip install $$PIP_OPTIONS -c constraints.txt -e ".[train,data,quantization,evaluation,render,tracking,dev]"
+	set -f; $(BIN)/python -m pip install $$PIP_OPTIONS -c constraints.txt -e ".[train,data,quantization,evaluation,render,tracking,docs,dev]"
 	@touch $@
 
 # A resumed benchmark keeps the options that it was started with.
@@ -109,6 +110,10 @@ endif
 test: $(INSTALLED)
 	set -f; $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $$ARGS
 
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build/html
+	$(BIN)/python docs/check_pages.py docs/_build/html
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -119,5 +124,5 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build docs/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find lang_envs trainers benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -32,15 +32,16 @@ class State:
 def explore(env_id: str) -> list[State]:
     """Return every state that can be reached, the first state first, without a step limit."""
     environment: Any = gym.make(env_id, interface="text").unwrapped
+    graph = planner.explore(environment)
     return [
         State(
-            found.text,
+            text,
             {
-                environment.action_names[own.phrase]: Outcome(own.reward, None if own.after < 0 else own.after)
-                for own in found.outcomes
+                environment.action_names[edge.phrase]: Outcome(edge.reward, None if edge.after < 0 else edge.after)
+                for edge in edges
             },
         )
-        for found in planner.explore(environment).states
+        for text, edges in zip(graph.texts, graph.edges, strict=True)
     ]
 
 

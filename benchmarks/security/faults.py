@@ -33,7 +33,7 @@ import lang_envs
 import trainers
 from lang_envs.datascicoding import load_dataset
 from lang_envs.datascicoding.catalog import find
-from lang_envs.datascicoding.fetching import _store
+from lang_envs.datascicoding.fetching import store as store_data
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import function_of
 from lang_envs.datascicoding.scoring import Scorer
@@ -292,13 +292,13 @@ def caches(mounted: Path, times: int) -> int:
             source.write_text("x,label\n" + f"{number},a\n" * rng.randrange(1, 40_000))
             filler = fill(mounted, rng.randrange(0, 1 << 18))
             try:
-                _store(entry, source, staging)
+                store_data(entry, source, staging)
             except OSError as error:
                 assert error.errno == errno.ENOSPC
                 refused += 1
             filler.unlink()
             try:
-                stored = _store(entry, source, staging)
+                stored = store_data(entry, source, staging)
                 lost += stored.read_bytes() != source.read_bytes()
             except (OSError, ValueError):
                 lost += 1

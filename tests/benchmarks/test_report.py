@@ -25,7 +25,7 @@ from benchmarks.records import Record, stored_names
 from benchmarks.report import render, render_page, write_report
 from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark
 from benchmarks.versions import VERSIONS_FILE
-from trainers.embedded_lm.pretrain import Reading
+from trainers.embedded_lm.pretrain import PretrainingSettings
 
 SALAD = "Overcooked-tomato-salad-v0"
 RETURNS = {"poad": (0.9, 0.8, 0.7), "ntpo": (0.3, 0.2, 0.75)}
@@ -236,7 +236,7 @@ def test_finished_comparisons_of_the_papers_experiments_are_shown(tmp_path: Path
         "length": 2,
     }
     for comparison, benchmark in zip(EXPERIMENTS["length"].comparisons, asked["length"], strict=True):
-        reading = Reading(steps=1, programs=0, decisions=100, batch=2)
+        reading = PretrainingSettings(steps=1, programs=0, env_steps=100, batch=2)
         base_model(str(comparison.tokens), comparison.env, Path(str(benchmark.config.model)), reading)
     done = (*asked["discount"], *asked["length"], asked["curves"][0])
     for benchmark in done:
