@@ -74,8 +74,10 @@ def _collect(benchmark: Benchmark) -> dict[str, Any]:
         "steps": config.run_defaults.steps,
         "eval_episodes": config.eval_episodes,
         "optimum": optimum,
-        "discount": None if environment is None else environment.unwrapped.get_wrapper_attr("discount"),
-        "tokens_per_action": None if environment is None else tokens_per_action(config.env, config.model or "embedded"),
+        "discount": None if environment is None else environment.get_wrapper_attr("discount"),
+        "tokens_per_action": None
+        if environment is None
+        else tokens_per_action(environment, config.model or "embedded"),
         "random_policy": None if environment is None else random_policy(benchmark, environment),
         "agents": [
             {"algorithm": spec.algorithm, "settings": dict(spec.settings)} | of_runs(benchmark.of(spec), optimum)
@@ -151,9 +153,9 @@ def random_policy(benchmark: Benchmark, environment: gym.Env) -> dict[str, Any] 
     return {"episodes": episodes, **mean([returns])._asdict()}
 
 
-def tokens_per_action(env: str, model: str) -> float | None:
+def tokens_per_action(environment: gym.Env, model: str) -> float | None:
     """Return the mean number of tokens of an environment's actions, end token included; None for free text."""
-    phrases = gym.make(env, interface="text").unwrapped.get_wrapper_attr("action_names")
+    phrases = environment.get_wrapper_attr("action_names")
     tokenizer = load_tokenizer(model)
     return float(np.mean([len(tokenizer.encode_action(phrase)) for phrase in phrases])) if phrases else None
 
