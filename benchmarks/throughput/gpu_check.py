@@ -174,10 +174,10 @@ def _generate(setup: Setup, quantize: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for num_envs in (4, 64):
         agent, envs = _agent(setup, quantize=quantize, num_envs=num_envs, sampling="free", end_token=True)
-        situation = begin(envs, seed=0)
-        collect(agent, envs, situation, 1, discount=1.0)
+        state = begin(envs, seed=0)
+        collect(agent, envs, state, 1, discount=1.0)
         started = time.perf_counter()
-        rollout = collect(agent, envs, situation, 2, discount=1.0)
+        rollout = collect(agent, envs, state, 2, discount=1.0)
         seconds = time.perf_counter() - started
         tokens = sum(len(decision.token_ids) for row in rollout.actions for decision in row)
         found[f"generated tokens/s, {num_envs} environments"] = tokens / seconds
@@ -371,7 +371,7 @@ def start(part: str, setup: Setup, *, own_group: bool = False) -> subprocess.Pop
         )
 
 
-def _work(name: str, setup: Setup) -> None:
+def work(name: str, setup: Setup) -> None:
     """Run one part in its process; write its result, or the error, into the part's folder."""
     part = (PARTS | _HELPERS)[name]
     if not setup.on_gpu:
@@ -389,7 +389,7 @@ def _work(name: str, setup: Setup) -> None:
     (setup.folder / "outcome.json").write_text(json.dumps(outcome))
 
 
-def _run(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
+def run_part(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
     if seconds < 1:
         return {"skipped": "no time is left"}
     started = time.monotonic()
@@ -421,7 +421,7 @@ def check(device: str, shape: str, output: Path, names: Sequence[str]) -> dict[s
         for index, name in enumerate(names):
             setup = Setup(device, shape, Path(scratch, "model"), Path(scratch, f"part-{index}"))
             left = SECONDS - (time.monotonic() - started)
-            parts[name] = _run(name, setup, min(PARTS[name].seconds, left))
+            parts[name] = run_part(name, setup, min(PARTS[name].seconds, left))
             print(_rows(name, parts[name]), flush=True)
     found = {"device": device, "shape": shape, "seconds": time.monotonic() - started, "parts": parts}
     output.mkdir(parents=True, exist_ok=True)
@@ -463,7 +463,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        _work(options.part, Setup(options.device, options.shape, options.model, options.folder))
+        work(options.part, Setup(options.device, options.shape, options.model, options.folder))
         return 0
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print(f"torch {torch.__version__} sees no CUDA GPU. On one, this would run within ten minutes:")
