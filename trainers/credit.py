@@ -37,7 +37,8 @@ def gae(
                                                           (delta[n] alone where the episode ends)
 
     With one credit step in each action (U = 1) this is GAE over actions. With ``gamma_token = gae_lambda_token = 1``
-    the sum over an action telescopes, and its first token has the advantage of the whole action.
+    the deltas of an action sum to reward + gamma * next_value - V[1]. So the advantage of its first token is the
+    advantage of the whole action.
 
     Parameters
     ----------
@@ -47,22 +48,23 @@ def gae(
         Value before each credit step: of the observation and the tokens so far. Entries where `mask` is False are
         never used and may be NaN. The results have this dtype.
     mask : (T, N, U), bool
-        True at the action's credit steps, False at the padding after them. A row that is all False holds no action
-        (vector environments with next-step autoreset produce them). Its results are zero, its reward and next value
-        are ignored, and no advantage passes into it, out of it or across it: the row before it ends on its own
-        `next_values`, as at the end of an episode. Callers mark both rows as ends.
+        True at the action's credit steps, False at the padding after them. If all entries of a step (t, n) are False,
+        no action was taken there (vector environments with next-step autoreset use such steps to reset). The results
+        of this step are zero, and its reward and next value are ignored. The step before it uses its own entry of
+        `next_values` and nothing later, as at the end of an episode. Callers mark both steps in `episode_ends`.
     next_values : (T, N)
         Value of what follows the environment step: 0 after a termination, the value of the final observation after a
         truncation, else the value of the next observation.
     episode_ends : (T, N), bool
-        Terminated or truncated. Nothing of the next row passes an end, not even a NaN.
+        True where the episode was terminated or truncated. Such a step does not depend on later steps, even if they
+        are NaN.
     gamma : float or (T, N), in [0, 1]
-        Discount from an action to the next. An array where actions differ in duration: an action of k units of time
-        is discounted by the k-th power.
+        Discount from an action to the next. It is an array if actions have different durations: the discount of an
+        action of k units of time is the k-th power of the discount of one unit.
     gae_lambda : float in [0, 1]
-        Trace decay from an action to the next.
+        λ of GAE from an action to the next.
     gamma_token, gae_lambda_token : float in [0, 1]
-        The same from a token to the next token of its action.
+        Discount and λ from a token to the next token of its action.
 
     Returns
     -------

@@ -52,7 +52,9 @@ class ActionScores(NamedTuple):
     rows : int64 tensor (b,)
         The actions, as indices into the sequence that was scored.
     token_log_probs, token_entropies : float32 tensor (b, L)
-        Of each token of the action, 0 at padding. Entropies are 0 unless they were requested.
+        Of each token of the action, 0 at padding. L is the length of the longest candidate that was scored with these
+        actions; it may be larger or smaller than the number of credit steps U of a batch. Entropies are 0 unless they
+        were requested.
     action_log_probs, action_entropies : float32 tensor (b,)
         Of the whole action under the sampling distribution, and of that distribution, in nats.
     """
@@ -219,8 +221,9 @@ class LanguageAgent:
         ----------
         records : sequence of ActionRecord
         action_log_probs, action_entropies, token_entropies : bool
-            Which scores are used, besides log-probabilities of tokens; others may be wrong. If no candidate but the
-            taken ones matters, only these and their siblings are scored, which is cheaper.
+            Which scores the caller uses; log-probabilities of tokens are always correct, other scores that were not
+            requested may be wrong. With free text, ``action_entropies`` also needs ``token_entropies``. If only the
+            candidates that were taken matter, only these and their siblings are scored, which is cheaper.
         """
         members: dict[Query, list[tuple[int, int]]] = {}
         for row, record in enumerate(records):

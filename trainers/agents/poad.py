@@ -21,8 +21,8 @@ class TokenLevelSettings(PPOSettings):
 class POAD(PPOAgent):
     """PPO with credit for each token and no discount inside an action.
 
-    Then the sum of the token advantages of an action telescopes, and the token-level optimum is the action-level
-    optimum.
+    Then the temporal differences of the tokens of an action sum to the temporal difference of the action, and the
+    token-level optimum is the action-level optimum.
     """
 
     settings_type: ClassVar[type[TokenLevelSettings]] = TokenLevelSettings

@@ -70,10 +70,10 @@ class PPOSettings(LanguageAgentSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The B valid actions of a rollout with their credit steps, at most U each, as tensors (B, U).
+    """The B valid actions of a rollout (see :class:`trainers.Rollout`), each with at most U credit steps.
 
-    ``mask`` is True at real credit steps; elsewhere all values are 0. Advantages are not normalised. ``feature_rows``
-    (int64) are the rows of the feature store from which the critic predicts values.
+    All tensors have the shape (B, U). ``mask`` is True at real credit steps; elsewhere all values are 0. Advantages are
+    not normalised. ``feature_rows`` (int64) are the rows of the feature store from which the critic predicts values.
     """
 
     records: list[ActionRecord]
@@ -110,7 +110,7 @@ class PPOAgent(LanguageAgent):
         }
 
     def token_discounts(self) -> tuple[float, float]:
-        """Return γ_w and λ_w: discount and trace decay from a token to the next token of its action."""
+        """Return γ_w and λ_w: the discount, and λ of GAE, from a token to the next token of its action."""
         return 1.0, 1.0
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
@@ -140,7 +140,7 @@ class PPOAgent(LanguageAgent):
         }
 
     def assign_credit(self, rollout: Rollout) -> Batch:
-        """Return the valid actions of a rollout with values, advantages and returns of their credit steps."""
+        """Return the valid actions of a rollout, with the value, advantage and return of each of their credit steps."""
         shape, settings = rollout.rewards.shape, self.settings
         records: list[ActionRecord] = [action.record for row in rollout.actions for action in row]
         # The critic reads the prompt, then the prompt with each token but the last one.
@@ -186,18 +186,18 @@ class PPOAgent(LanguageAgent):
         )
 
     def _old_log_probs(self, record: ActionRecord) -> np.ndarray:
-        """Return the log-probabilities of the credit steps of an action when it was taken: (U,)."""
+        """Return the log-probabilities that the credit steps of an action had when it was taken: (U,)."""
         if self.level == "action":
             return record.output.action_log_probs[[record.choice]]
         return record.output.token_log_probs[record.choice, : len(record.tokens)]
 
     def values(self, queries: Sequence[Query]) -> list[np.ndarray]:
-        """Return the critic's value at every node of each query's tree: float64 arrays (M,)."""
+        """Return the critic's value at every node (prefix of a candidate) of each query's tree: float64 arrays (M,)."""
         features = self.language_model.features(queries)
         return [self.critic.values(nodes).detach().double().cpu().numpy() for nodes in features]
 
     def critic_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics) -> None:
-        """Take one optimiser step of the critic on the actions ``rows`` of a batch, an int array (b,)."""
+        """Take one optimiser step of the critic on a minibatch; ``rows`` (int array) are its actions in the batch."""
         chosen = torch.from_numpy(rows).to(batch.mask.device)
         mask, old, returns = batch.mask[chosen], batch.old_values[chosen], batch.returns[chosen]
         # Environments with few states repeat features: each distinct one is evaluated once.
@@ -214,10 +214,11 @@ class PPOAgent(LanguageAgent):
     def actor_step(
         self, batch: Batch, advantages: torch.Tensor, rows: np.ndarray, metrics: Metrics, *, first: bool
     ) -> bool:
-        """Take one optimiser step of the adapter on the actions ``rows`` of a batch, an int array (b,).
+        """Take one optimiser step of the adapter on a minibatch; ``rows`` (int array) are its actions in the batch.
 
-        Returns False, and takes no step, if the policy differs from the one that acted by more than ``kl_threshold``.
-        ``first`` is True before the first step on a rollout, where both must agree.
+        Takes no step and returns False if the approximate KL divergence of the present policy from the policy that
+        acted is above ``kl_threshold``. ``first`` is True before the first step on a rollout, where the two policies
+        must be equal.
         """
         settings, chosen = self.settings, torch.from_numpy(rows).to(batch.mask.device)
         records, credit_steps = [batch.records[row] for row in rows], batch.mask[chosen].sum()

@@ -1,0 +1,30 @@
+"""A2C with action decomposition: advantage actor-critic (arXiv 1602.01783) with the credit of POAD."""
+
+import numpy as np
+import torch
+
+from trainers.agents.poad import POAD
+from trainers.losses import normalise_advantages
+from trainers.metrics import Metrics
+
+
+class A2C(POAD):
+    """One step of critic and adapter for each rollout. Ignores PPO's epochs, minibatches, clip and kl_threshold."""
+
+    def learn(self, rollout):
+        batch, own, metrics, mean_entropy = self.assign_credit(rollout), self.settings, Metrics(), 0.0
+        advantages = normalise_advantages(batch.advantages, batch.mask, own.advantage_std_floor)
+        self.critic_step(batch, np.arange(len(batch.records)), metrics)
+        self.forget_outputs()
+        self.actor_optimizer.zero_grad()
+        options = {"action_log_probs": False, "action_entropies": True, "token_entropies": own.sampling == "free"}
+        for scores in self.score_actions(batch.records, **options):  # in groups that fit into memory
+            width = min(advantages.shape[1], scores.token_log_probs.shape[1])  # what follows is padding
+            gains = advantages[scores.rows, :width] * scores.token_log_probs[:, :width]
+            entropy = scores.action_entropies.sum() / len(batch.records)
+            (-gains.sum() / batch.mask.sum() - own.entropy_coefficient * entropy).backward()
+            mean_entropy += entropy.item()
+        torch.nn.utils.clip_grad_norm_(self.adapter, own.max_grad_norm)
+        self.actor_optimizer.step()
+        self.steps_learnt += len(batch.records)
+        return metrics.means() | {"entropy": mean_entropy}
