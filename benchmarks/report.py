@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
+import tyro
 
 from benchmarks import figures
 from benchmarks.analyses import Presentation
 from benchmarks.experiments import EXPERIMENTS, LIMITATIONS_7B
-from benchmarks.records import ANALYSES, Record, store_folder, stored_names
+from benchmarks.records import ANALYSES, Record, store_folders, stored_names
 from benchmarks.tables import is_number
 from lang_envs.files import read_bytes, write_atomically
 
@@ -106,23 +107,43 @@ def render_page(folder: Path, name: str) -> Page:
     return page
 
 
-def render(folder: Path, output: Path | None = None, names: Sequence[str] = (), title: str = "") -> list[Page]:
-    """Render the records of a folder, all or those named, and one HTML page of them if ``output`` is given."""
-    pages = [render_page(folder, name) for name in names or stored_names(folder)]
+def render(folder: tyro.conf.Positional[Path], output: Path | None = None) -> None:
+    """Render pages and figures again from stored records, without the runs.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder of records that ``report`` wrote, such as benchmarks/results.
+    output : Path, optional
+        Also write one HTML page of all records.
+    """
+    pages = [render_page(folder, name) for name in stored_names(folder)]
     if output is not None:
-        environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
-        environment.tests["number"] = is_number
-        template = environment.get_template("report.html")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, template.render(title=title or folder.resolve().name, pages=pages))
-    return pages
+        _write_html(output, folder.resolve().name, pages)
 
 
-def write_report(folders: Sequence[Path], output: Path, records: Path, imports: tuple[str, ...] = ()) -> Path:
-    """Store the analyses of finished runs, or of the paper's experiments, as records; render them and one HTML page.
+def write_report(
+    folders: tyro.conf.Positional[tuple[Path, ...]],
+    output: Path | None = None,
+    tables: Path | None = None,
+    allow_import: tuple[str, ...] = (),
+) -> Path:
+    """Analyse finished benchmarks, or the paper's experiments: records, Markdown pages, and one HTML page that needs no
+    network.
 
-    Modules that the folders name are not imported, except ``imports``; for environments of other modules the page has
-    no optimal return and no random policy.
+    Modules that the folders name are not imported, except those of ``--allow-import``; for environments of other
+    modules the page has no optimal return and no random policy.
+
+    Parameters
+    ----------
+    folders : tuple of Path
+        Folders of finished benchmarks, or of ``paper``.
+    output : Path, optional
+        The HTML page (default: report.html in the first folder).
+    tables : Path, optional
+        Folder for records, Markdown pages and figures (default: the page's path without .html).
+    allow_import : tuple of str
+        Modules of agents and environments that the folders name and that may be imported; their code runs.
 
     Raises
     ------
@@ -134,9 +155,20 @@ def write_report(folders: Sequence[Path], output: Path, records: Path, imports: 
     names = [folder.resolve().name for folder in folders]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"two folders have the same name: {', '.join(sorted(twice))}")
-    stored = [name for folder in folders for name in store_folder(folder, records, imports)]
+    output = output or folders[0] / "report.html"
+    output = output.with_suffix(output.suffix or ".html")
+    tables = tables or output.with_suffix("")
+    stored = store_folders(folders, tables, allow_import)
     if not stored:
         raise ValueError(f"{folders[0]} has no finished runs")
     title = " and ".join(names[:2]) + (f" and {len(names) - 2} more" if names[2:] else "")
-    render(records, output, stored, title)
+    _write_html(output, title, [render_page(tables, name) for name in stored])
+    print(f"page: {output}\nrecords, Markdown pages and figures: {tables}")
     return output
+
+
+def _write_html(output: Path, title: str, pages: Sequence[Page]) -> None:
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
+    environment.tests["number"] = is_number
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, environment.get_template("report.html").render(title=title, pages=pages))

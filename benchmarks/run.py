@@ -5,15 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+import tyro
 from rich.console import Console
 
-from benchmarks.analyses import credit, language, programs
+from benchmarks.analyses import language
 from benchmarks.config import BenchmarkConfig
 from benchmarks.processes import run_all
 from benchmarks.records import Record, store, store_after_runs
@@ -36,32 +35,32 @@ def run(config: BenchmarkConfig) -> Path:
     folder = config.runs_dir / f"{config.env.rpartition(':')[2]}-{names}-{stamp}"
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)
-    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
-    write_atomically(folder / VERSIONS_FILE, "\n".join([COMMAND + command, *versions()]) + "\n")
+    write_atomically(folder / VERSIONS_FILE, "\n".join([COMMAND + _command(), *versions()]) + "\n")
     return _run(Benchmark(config, folder))
 
 
-def resume(folder: Path, imports: tuple[str, ...] = ()) -> Path:
-    """Resume a benchmark that was stopped; finished runs are not repeated.
+def resume(folder: tyro.conf.Positional[Path], allow_import: tuple[str, ...] = ()) -> None:
+    """Resume a benchmark that was stopped; finished runs are not repeated. Its options cannot be changed.
 
     Parameters
     ----------
     folder : Path
-    imports : tuple of str
-        Modules that may be imported because the folder's configuration names them.
+        The benchmark's folder.
+    allow_import : tuple of str
+        Modules of agents and environments that the folder names and that may be imported; their code runs.
 
     Raises
     ------
     ValueError
         If the folder is not that of a benchmark, or names other modules.
     """
-    benchmark = Benchmark.load(folder, imports)
+    benchmark = Benchmark.load(folder, allow_import)
     benchmark.check_imports()
     try:
         benchmark.config.check()
     except (ValueError, OSError) as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
-    return _run(benchmark)
+    _run(benchmark)
 
 
 def _run(benchmark: Benchmark) -> Path:
@@ -92,51 +91,30 @@ def _show(folder: Path, name: str, console: Console) -> None:
     console.print(f"page and figures: {' '.join(map(str, files))}", markup=False, highlight=False, soft_wrap=True)
 
 
-def analyse(analysis: str, data: dict[str, Any], title: str, benchmarks: Sequence[Benchmark], output: Path) -> None:
-    """Store what an analysis collected in a folder, render it, and print it."""
-    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
-    store(output, analysis, Record(analysis, title, data, command=command), benchmarks)
-    _show(output, analysis, Console())
-
-
-def tabulate_programs(folders: Sequence[Path], output: Path, imports: tuple[str, ...] = ()) -> None:
-    """Show the programs of several finished benchmarks on one page.
-
-    Raises
-    ------
-    ValueError
-        If there is no folder, or one without finished runs that wrote programs.
-    """
-    benchmarks = [Benchmark.finished(folder, imports) for folder in folders]
-    for benchmark in benchmarks:
-        if not programs.applies(benchmark):
-            raise ValueError(f"the runs in {benchmark.folder} wrote no programs")
-    if not benchmarks:
-        raise ValueError("name the folders of one or more runs")
-    analyse("programs", programs.collect(benchmarks), "Programs", benchmarks, output)
-
-
-def study_credit(folder: Path | None, output: Path, imports: tuple[str, ...] = ()) -> None:
-    """Show the case study of credit inside an action, with the critics of a finished benchmark if one is given.
-
-    Raises
-    ------
-    ValueError
-        If the benchmark is not finished, or of another environment.
-    """
-    benchmarks = [] if folder is None else [Benchmark.finished(folder, imports)]
-    analyse("credit", credit.collect(benchmarks), "Credit inside an action", benchmarks, output)
-
-
 def language_ability(
-    folder: Path,
-    tasks: Sequence[str],
-    include: Path | None,
-    limit: int | None,
-    output: Path,
-    imports: tuple[str, ...] = (),
+    run: tyro.conf.Positional[Path],
+    tasks: tuple[str, ...] = (),
+    include: Path | None = None,
+    limit: int | None = None,
+    output: Path = Path("runs"),
+    allow_import: tuple[str, ...] = (),
 ) -> None:
-    """Show what training does to a model's language ability: perplexity, or tasks of the lm-evaluation-harness.
+    """What training does to a model's language ability: perplexity, or tasks of the lm-evaluation-harness.
+
+    Parameters
+    ----------
+    run : Path
+        Folder of a finished benchmark.
+    tasks : tuple of str
+        Tasks of the lm-evaluation-harness (default: perplexity of the embedded model on text of the environments).
+    include : Path, optional
+        Folder with definitions of further tasks.
+    limit : int, optional
+        Maximum number of examples of each task.
+    output : Path
+        Where language.md, language.json and the figure are written.
+    allow_import : tuple of str
+        Modules of agents and environments that the folder names and that may be imported; their code runs.
 
     Raises
     ------
@@ -145,6 +123,11 @@ def language_ability(
     ValueError
         If the benchmark is not finished, has one seed, or no agent with a language model.
     """
-    benchmark = Benchmark.finished(folder, imports)
+    benchmark = Benchmark.finished(run, allow_import)
     data = language.collect_tasks(benchmark, tasks, include, limit) if tasks else language.collect([benchmark])
-    analyse("language", data, "Language ability", [benchmark], output)
+    store(output, "language", Record("language", "Language ability", data, command=_command()), [benchmark])
+    _show(output, "language", Console())
+
+
+def _command() -> str:
+    return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])

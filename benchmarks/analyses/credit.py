@@ -9,6 +9,7 @@ critics of trained agents.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import gymnasium as gym
@@ -35,6 +36,7 @@ STATES = {
     "pancake inside": (*_TO_THE_MICROWAVE, OPEN, "put the pancake in the microwave"),
 }
 """The two states, with the actions that lead to them."""
+CASES = tuple((name, action) for name in STATES for action in (OPEN, CLOSE))
 
 Credit = dict[str, dict[str, list[float]]]
 """By state and action: the advantage of each token."""
@@ -47,13 +49,7 @@ def applies(benchmark: Benchmark) -> bool:
 
 
 def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
-    """Collect advantages: exact under the untrained embedded model; of each agent's critics, their mean over seeds.
-
-    Raises
-    ------
-    ValueError
-        If a benchmark is of another environment or model, has fewer than two seeds, or no agent with a critic.
-    """
+    """Collect advantages: exact under the untrained embedded model; of each agent's critics, their mean over seeds."""
     states = explore(FOOD)
     untrained = trainers.make("poad", gym.make(FOOD), seed=0)
     columns: list[dict[str, Any]] = [
@@ -106,43 +102,29 @@ def _credit(
     gamma_token: float | None,
 ) -> Credit:
     roots = np.array([nodes[0] for nodes in values])
-    found: Credit = {}
-    for name, way in STATES.items():
-        at = follow(states, way)
-        found[name] = {}
-        for action in (OPEN, CLOSE):
-            choice = list(states[at].outcomes).index(action)
-            worth = worth_of(states[at].outcomes[action], roots, gamma)
-            if gamma_token is None:
-                advantages = np.full(int(trees[at].mask[choice].sum()), worth - roots[at])
-            else:
-                advantages = token_advantages(trees[at], choice, values[at], worth, gamma_token=gamma_token)
-            found[name][action] = advantages.tolist()
+    found: Credit = {name: {} for name in STATES}
+    for name, action in CASES:
+        at = follow(states, STATES[name])
+        choice = list(states[at].outcomes).index(action)
+        worth = worth_of(states[at].outcomes[action], roots, gamma)
+        if gamma_token is None:
+            advantages = np.full(int(trees[at].mask[choice].sum()), worth - roots[at])
+        else:
+            advantages = token_advantages(trees[at], choice, values[at], worth, gamma_token=gamma_token)
+        found[name][action] = advantages.tolist()
     return found
 
 
 def _of_critics(benchmark: Benchmark, states: Sequence[State]) -> list[dict[str, Any]]:
-    config = benchmark.config
-    if config.env.rpartition(":")[2] != FOOD:
-        raise ValueError(f"the study needs runs in {FOOD}; {benchmark.folder} has runs in {config.env}")
-    if not config.embedded:
-        raise ValueError(f"the study needs the embedded model; {benchmark.folder} has {config.model}")
-    benchmark.check_imports()
-    benchmark.check_learners()
-    envs = make_envs(config)
     columns = []
-    for spec in benchmark.learners:
-        found = [critic_credit(run.load_agent(envs), states) for run in benchmark.of(spec)]
-        credit = {
-            name: {
-                action: [mean([values]) for values in zip(*(own[name][action] for own in found), strict=True)]
-                for action in (OPEN, CLOSE)
-            }
-            for name in STATES
-        }
-        agent = {"algorithm": spec.algorithm, "settings": dict(spec.settings)}
-        columns.append({**agent, "seeds": len(found), "credit": credit})
-    envs.close()
+    with closing(make_envs(benchmark.config)) as envs:
+        for spec in benchmark.learners:
+            found = [critic_credit(run.load_agent(envs), states) for run in benchmark.of(spec)]
+            credit: dict[str, dict[str, list[Interval]]] = {name: {} for name in STATES}
+            for name, action in CASES:
+                tokens = zip(*(own[name][action] for own in found), strict=True)
+                credit[name][action] = [mean([values]) for values in tokens]
+            columns.append({**spec.as_json, "seeds": len(found), "credit": credit})
     return columns
 
 
@@ -154,8 +136,7 @@ def present(data: dict[str, Any]) -> Presentation:
     header = ("state", "action", "credit", *(f"token {n}" for n in range(1, 1 + longest)))
     rows = [
         (name, f"`{' '.join(tokens[action])}`", label, *_cells(credit[name][action], longest))
-        for name in STATES
-        for action in (OPEN, CLOSE)
+        for name, action in CASES
         for label, credit in columns.items()
     ]
     drawing = Drawing("credit", _CAPTION, _draw(columns, tokens))
@@ -172,14 +153,13 @@ _CAPTION = (
 def _label(column: dict[str, Any]) -> str:
     if "exact" in column:
         return f"exact, {column['exact']}"
-    return f"critic, {AgentSpec(column['algorithm'], column['settings']).label}"
+    return f"critic, {AgentSpec.of(column).label}"
 
 
 def _claim(columns: dict[str, Credit]) -> str:
     """Say how far the tokens of an action are from adding up to its advantage."""
-    cases = [(name, action) for name in STATES for action in (OPEN, CLOSE)]
     whole, ntpo, bad = (
-        [columns[f"exact, {level}"][name][action] for name, action in cases]
+        [columns[f"exact, {level}"][name][action] for name, action in CASES]
         for level in ("action level", "NTPO", "BAD")
     )
     missed = [max(abs(sum(own) - all_of[0]) for own, all_of in zip(way, whole, strict=True)) for way in (bad, ntpo)]
@@ -216,16 +196,10 @@ def _value(found: float | Sequence[float]) -> float:
 
 
 def _draw(columns: dict[str, Credit], tokens: dict[str, list[str]]) -> Figure:
-    largest = max(
-        abs(_value(cell))
-        for credit in columns.values()
-        for own in credit.values()
-        for cells in own.values()
-        for cell in cells
-    )
+    every = (cell for credit in columns.values() for name, action in CASES for cell in credit[name][action])
+    largest = max(abs(_value(cell)) for cell in every)
     figure, panels = figures.grid(2 * len(STATES), 2, 5.2, 1.1 + 0.3 * len(columns))
-    cases = [(name, action) for name in STATES for action in (OPEN, CLOSE)]
-    for axes, (name, action) in zip(panels, cases, strict=True):
+    for axes, (name, action) in zip(panels, CASES, strict=True):
         numbers = np.full((len(columns), len(tokens[action])), np.nan)
         for y, credit in enumerate(columns.values()):
             own = [_value(cell) for cell in credit[name][action]]

@@ -8,37 +8,31 @@ and on it with each adapter.
 from __future__ import annotations
 
 import json
-import re
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from peft import LoraConfig
 from rich.progress import track
-from safetensors.torch import save_file
 
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
 from benchmarks.analyses import Drawing, Presentation
 from benchmarks.runs import Benchmark, make_envs
 from benchmarks.statistics import Interval, mean
-from benchmarks.stored import require_numbers
 from benchmarks.tables import Table
-from lang_envs import ENVIRONMENTS
+from lang_envs import ENVIRONMENTS, load_tokenizer
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import prompt
-from lang_envs.files import is_number, read_json, read_object, write_atomically
-from trainers.agent_state import load_tensors
+from lang_envs.files import is_number, read_json, write_atomically
 from trainers.agents.ppo import PPOAgent
 from trainers.embedded_lm.pretrain import losses, query, random_play, random_shape, sizes
-from trainers.language_agent import ADAPTER_FOLDER
 from trainers.language_model import EMBEDDED_FOLDER
 from trainers.prefix_tree import Query, split
 
@@ -52,7 +46,6 @@ _SEED = 1_000_000  # of no pre-training and no run
 _STEPS, _PROGRAMS = 1_000, 64
 _TOKENS_PER_FORWARD = 3072
 _TWO = [True, True]
-_MODULE = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
 def applies(benchmark: Benchmark) -> bool:
@@ -104,49 +97,91 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
         If the model is not the embedded one, there is one seed, or no agent has a language model.
     """
     (benchmark,) = benchmarks
-    config = benchmark.config
-    if not config.embedded:
+    if not benchmark.config.embedded:
         raise ValueError(
-            f"{benchmark.folder} has the model {config.model}: choose --tasks of the lm-evaluation-harness"
+            f"{benchmark.folder} has the model {benchmark.config.model}: choose --tasks of the lm-evaluation-harness"
         )
+    texts = cache(lambda: texts_of_environments(load_tokenizer("embedded")))
+    return _collect(benchmark, None, lambda agent: perplexities(agent, texts()))
+
+
+def collect_tasks(
+    benchmark: Benchmark, tasks: Sequence[str], include: Path | None, limit: int | None
+) -> dict[str, Any]:
+    """Collect scores of the lm-evaluation-harness before training, and with the adapter of each run.
+
+    Parameters
+    ----------
+    tasks : sequence of str
+        Names that the harness knows.
+    include : Path, optional
+        A folder with definitions of further tasks.
+    limit : int, optional
+        At most this many examples of each task.
+
+    Raises
+    ------
+    ImportError
+        If the harness is not installed.
+    ValueError
+        If the harness has no such task, the benchmark has one seed, or no agent has a language model.
+    """
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+    except ImportError:
+        raise ImportError("--tasks need the lm-evaluation-harness: pip install 'lang-envs[evaluation]'") from None
+    manager = TaskManager(include_path=None if include is None else str(include))
+    if unknown := [task for task in tasks if task not in manager.all_tasks]:
+        raise ValueError(f"the lm-evaluation-harness has no task {unknown[0]!r}")
+    tokenizer = str(EMBEDDED_FOLDER) if benchmark.config.embedded else str(benchmark.config.model)
+
+    def score(agent: PPOAgent) -> Scores:
+        model = HFLM(agent.language_model.model.get_base_model(), tokenizer=tokenizer, batch_size=8)
+        found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, limit=limit)
+        return {
+            (task, name.removesuffix(",none")): value
+            for task, measures in found["results"].items()
+            for name, value in measures.items()
+            if isinstance(value, float) and "stderr" not in name
+        }
+
+    return _collect(benchmark, list(tasks), score)
+
+
+def _collect(benchmark: Benchmark, tasks: list[str] | None, score: Callable[[PPOAgent], Scores]) -> dict[str, Any]:
+    """Score the model before training and each run's model; perplexities are kept in the folders of the runs."""
+    config = benchmark.config
     benchmark.check_imports()
     benchmark.check_learners()
-    texts: Texts = {}
     before: Scores = {}
     after: dict[AgentSpec, list[Scores]] = {spec: [] for spec in benchmark.learners}
     runs = [run for spec in after for run in benchmark.of(spec)]
-    for run in track(runs, "perplexity", transient=True, disable=not sys.stdout.isatty()):
+    for run in track(runs, "scores", transient=True, disable=not sys.stdout.isatty()):
         file = run.path / PERPLEXITY_FILE
-        if not file.exists():
+        if tasks is None and file.exists():
+            before, own = _stored(file)
+        else:
             with closing(make_envs(config)) as envs:
                 agent = run.load_agent(envs)
-            texts = texts or texts_of_environments(agent.tokenizer)
             if not before:  # the same for all runs
                 with agent.language_model.model.disable_adapter():
-                    before = perplexities(agent, texts)
-            own = perplexities(agent, texts)
-            rows = [[*key, before[key], own[key]] for key in before]
-            write_atomically(file, json.dumps(rows) + "\n")
-        before, own = _stored(file)
+                    before = score(agent)
+            own = score(agent)
+            if tasks is None:
+                write_atomically(file, json.dumps([[*key, before[key], own[key]] for key in before]) + "\n")
         after[run.agent].append(own)
-    return _data(benchmark, None, before, after)
-
-
-def _data(
-    benchmark: Benchmark, tasks: Sequence[str] | None, before: Scores, after: dict[AgentSpec, list[Scores]]
-) -> dict[str, Any]:
-    config = benchmark.config
     return {
         "env": config.env,
         "model": config.model or "embedded",
         "steps": config.run_defaults.steps,
         "seeds": config.seeds,
-        "tasks": None if tasks is None else list(tasks),
+        "tasks": tasks,
         "before": [[*key, value] for key, value in before.items()],
         "agents": [
             {
-                "algorithm": spec.algorithm,
-                "settings": dict(spec.settings),
+                **spec.as_json,
                 "after": [[*key, mean([[own[key] for own in found]])._asdict()] for key in before],
             }
             for spec, found in after.items()
@@ -170,9 +205,8 @@ def _stored(file: Path) -> tuple[Scores, Scores]:
 def present(data: dict[str, Any]) -> Presentation:
     """Present scores before and after training."""
     harness = data["tasks"] is not None
-    after = {AgentSpec(own["algorithm"], own["settings"]): own["after"] for own in data["agents"]}
-    intervals = {spec: [Interval(**row[2]) for row in rows] for spec, rows in after.items()}
-    header = (*(("task", "measure") if harness else ("text", "part")), "before", *(spec.label for spec in after))
+    intervals = {AgentSpec.of(own): [Interval(**row[2]) for row in own["after"]] for own in data["agents"]}
+    header = (*(("task", "measure") if harness else ("text", "part")), "before", *(spec.label for spec in intervals))
     rows = [
         (*row[:2], f"{row[2]:.3f} (exact)", *(own[at].shown() for own in intervals.values()))
         for at, row in enumerate(data["before"])
@@ -181,7 +215,7 @@ def present(data: dict[str, Any]) -> Presentation:
     trained = f"{data['steps']:,} steps in {data['env']}"
     note = (
         f"lm-evaluation-harness on {data['model']}, before training and with the adapters after {trained}: mean over "
-        f"{data['seeds']} seeds with its 95 % bootstrap interval over seeds. The base model is not quantised."
+        f"{data['seeds']} seeds with its 95 % bootstrap interval over seeds. The base model is that of training."
         if harness
         else f"Embedded model, on text of random policies (seed {_SEED:,}), before training and after {trained}: mean "
         f"over {data['seeds']} seeds with its 95 % bootstrap interval. A trained agent should choose other actions "
@@ -214,7 +248,7 @@ def _draw(data: dict[str, Any]) -> Figure:
     figure, (axes,) = figures.grid(1, 1, 6.0, 0.8 + 0.45 * len(data["before"]))
     agents = data["agents"]
     for index, own in enumerate(agents):
-        spec = AgentSpec(own["algorithm"], own["settings"])
+        spec = AgentSpec.of(own)
         for row, ((*_, before), (*_, after)) in enumerate(zip(data["before"], own["after"], strict=True)):
             shift = (index - (len(agents) - 1) / 2) * 0.2
             ratio = Interval(*(after[end] / (before or 1.0) for end in Interval._fields))
@@ -225,83 +259,3 @@ def _draw(data: dict[str, Any]) -> Figure:
     axes.set_xlabel("after / before training")
     figures.legend_below(figure, [axes])
     return figure
-
-
-def _copy_adapter(saved: Path, folder: Path) -> str:
-    """Copy an adapter's weights with a new configuration of the same shape: PEFT imports what some options name.
-
-    Raises
-    ------
-    ValueError
-        If it is no LoRA adapter of layers by name.
-    """
-    file = saved / "adapter_config.json"
-    found = read_object(file, "peft_type", "r", "lora_alpha", "target_modules")
-    targets = found["target_modules"]
-    targets = targets if isinstance(targets, list) else [targets]
-    if found["peft_type"] != "LORA" or not all(isinstance(name, str) and _MODULE.fullmatch(name) for name in targets):
-        raise ValueError(f"{file} is no LoRA adapter of layers by name")
-    require_numbers(found, ("r", "lora_alpha"), str(file))
-    LoraConfig(
-        r=found["r"],
-        lora_alpha=found["lora_alpha"],
-        target_modules="all-linear" if targets == ["all-linear"] else targets,
-        task_type="CAUSAL_LM",
-    ).save_pretrained(str(folder))
-    save_file(load_tensors(saved / "adapter_model.safetensors"), folder / "adapter_model.safetensors")
-    return str(folder)
-
-
-def collect_tasks(
-    benchmark: Benchmark, tasks: Sequence[str], include: Path | None, limit: int | None
-) -> dict[str, Any]:
-    """Collect scores of the lm-evaluation-harness: of the base model, and of it with the adapter of each run.
-
-    Parameters
-    ----------
-    tasks : sequence of str
-        Names that the harness knows.
-    include : Path, optional
-        A folder with definitions of further tasks.
-    limit : int, optional
-        At most this many examples of each task.
-
-    Raises
-    ------
-    ImportError
-        If the harness is not installed.
-    ValueError
-        If the harness has no such task, the benchmark has one seed, or no agent has a language model.
-    """
-    try:
-        from lm_eval import simple_evaluate
-        from lm_eval.tasks import TaskManager
-    except ImportError:
-        raise ImportError("--tasks need the lm-evaluation-harness: pip install 'lang-envs[evaluation]'") from None
-    config = benchmark.config
-    benchmark.check_imports()
-    benchmark.check_learners()
-    manager = TaskManager(include_path=None if include is None else str(include))
-    if unknown := [task for task in tasks if task not in manager.all_tasks]:
-        raise ValueError(f"the lm-evaluation-harness has no task {unknown[0]!r}")
-    base = str(EMBEDDED_FOLDER) if config.embedded else str(config.model)
-
-    def score(adapter: Path | None) -> Scores:
-        options = {"pretrained": base, "dtype": "float32" if config.embedded else "auto"}
-        with tempfile.TemporaryDirectory() as copy:
-            options |= {} if adapter is None else {"peft": _copy_adapter(adapter, Path(copy))}
-            found = simple_evaluate(
-                model="hf", model_args=options, tasks=list(tasks), task_manager=manager, limit=limit,
-                device=config.device or ("cuda" if torch.cuda.is_available() else "cpu"), batch_size=8,
-            )  # fmt: skip
-        return {
-            (task, name.removesuffix(",none")): value
-            for task, measures in found["results"].items()
-            for name, value in measures.items()
-            if isinstance(value, float) and "stderr" not in name
-        }
-
-    after = {
-        spec: [score(run.checkpoint / ADAPTER_FOLDER) for run in benchmark.of(spec)] for spec in benchmark.learners
-    }
-    return _data(benchmark, tasks, score(None), after)

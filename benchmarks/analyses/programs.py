@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -51,18 +52,17 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If two benchmarks have the same agent on the same data set, or a best program is missing.
+        If a best program is missing.
     """
     sets: dict[str, list[dict[str, Any]]] = {}
     curves: dict[str, dict[str, Any]] = {}
     for benchmark in benchmarks:
         name = _data_set(benchmark.config)
+        if any(spec.name in curves.get(name, {}) for spec in benchmark.config.agents):
+            name += f" ({benchmark.folder.resolve().name})"  # the same agents on the same data set
         for spec in benchmark.config.agents:
-            if spec.name in curves.get(name, {}):
-                raise ValueError(f"{benchmark.folder} has {spec.label} on {name}, and so has another of these folders")
             runs = benchmark.of(spec)
-            own = {"algorithm": spec.algorithm, "settings": dict(spec.settings), **_of_runs(runs)}
-            sets.setdefault(name, []).append(own)
+            sets.setdefault(name, []).append({**spec.as_json, **_of_runs(runs)})
             curves.setdefault(name, {})[spec.name] = [_curves(run) for run in runs]
     return {"sets": sets, "curves": curves}
 
@@ -105,14 +105,17 @@ def present(data: dict[str, Any]) -> Presentation:
     sets: dict[str, list[dict[str, Any]]] = data["sets"]
     rows: list[tuple[str, ...]] = []
     for name, agents in sets.items():
-        rows += [(name, _spec(own).label, *_cells(own)) for own in agents]
+        rows += [(name, AgentSpec.of(own).label, *_cells(own)) for own in agents]
         published = PAPER_PROGRAMS.get(name, {}).items()
         rows += [(name, by, "", f"{score:.4f} (published)", "", "", "", "") for by, score in published]
     drawings = [Drawing("best-programs", _BEST, _draw_best(sets))]
     if "curves" in data:
-        drawings.append(Drawing("learning-curves", _CURVES, _draw_curves(data["curves"])))
+        drawings.append(Drawing("learning-curves", _CURVES, _draw_curves(sets, data["curves"])))
     details = [
-        (f"{name}, {_spec(own).label}: best program, ROC AUC {own['best']:.4f} (maximum of many)", own["program"])
+        (
+            f"{name}, {AgentSpec.of(own).label}: best program, ROC AUC {own['best']:.4f} (maximum of many)",
+            own["program"],
+        )
         for name, agents in sets.items()
         for own in agents
         if "program" in own
@@ -125,10 +128,6 @@ _CURVES = (
     "Programs over environment steps, a row for each data set: mean over seeds, with its 95 % interval as a band; thin "
     "lines: seeds."
 )
-
-
-def _spec(own: dict[str, Any]) -> AgentSpec:
-    return AgentSpec(own["algorithm"], own["settings"])
 
 
 def _scores(own: dict[str, Any]) -> list[float]:
@@ -153,7 +152,7 @@ def _claims(sets: dict[str, list[dict[str, Any]]]) -> list[str]:
     by_agent: dict[AgentSpec, dict[str, dict[str, Any]]] = {}
     for name, agents in sets.items():
         for own in agents:
-            by_agent.setdefault(_spec(own), {})[name] = own
+            by_agent.setdefault(AgentSpec.of(own), {})[name] = own
     (first, ours), *others = by_agent.items()
     works = [Interval(**own["works"]).value for own in ours.values()]
     spread = f"{min(works):.0%} to {max(works):.0%}" if len(works) > 1 else f"{works[0]:.0%}"
@@ -176,8 +175,8 @@ def _draw_best(sets: dict[str, list[dict[str, Any]]]) -> Figure:
     for axes, (name, agents) in zip(panels, sets.items(), strict=True):
         for row, own in enumerate(agents):
             scores = _scores(own)
-            axes.scatter(scores, [row] * len(scores), s=18, color=_spec(own).colour, alpha=0.7, linewidth=0)
-        axes.set_yticks(range(len(agents)), [_spec(own).label for own in agents])
+            axes.scatter(scores, [row] * len(scores), s=18, color=AgentSpec.of(own).colour, alpha=0.7, linewidth=0)
+        axes.set_yticks(range(len(agents)), [AgentSpec.of(own).label for own in agents])
         axes.set_ylim(len(agents) - 0.5, -0.5)
         _draw_published(axes, name, vertical=True)
         axes.set_title(name)
@@ -186,18 +185,15 @@ def _draw_best(sets: dict[str, list[dict[str, Any]]]) -> Figure:
     return figure
 
 
-def _draw_curves(curves: dict[str, dict[str, list[dict[str, Any]]]]) -> Figure:
-    figure, panels = figures.grid(len(curves) * len(_MEASURES), len(_MEASURES), 3.4, 2.6)
-    for index, axes in enumerate(panels):
-        name = list(curves)[index // len(_MEASURES)]
-        measure = list(_MEASURES)[index % len(_MEASURES)]
-        own = {
-            AgentSpec.parse(agent): [
-                (seed[measure]["step"], seed[measure]["value"]) for seed in seeds if measure in seed
-            ]
-            for agent, seeds in curves[name].items()
+def _draw_curves(sets: dict[str, list[dict[str, Any]]], curves: dict[str, dict[str, list[dict[str, Any]]]]) -> Figure:
+    figure, panels = figures.grid(len(sets) * len(_MEASURES), len(_MEASURES), 3.4, 2.6)
+    for axes, (name, measure) in zip(panels, product(sets, _MEASURES), strict=True):
+        seeds = {spec: curves[name][spec.name] for spec in map(AgentSpec.of, sets[name])}
+        drawn = {
+            spec: [(seed[measure]["step"], seed[measure]["value"]) for seed in own if measure in seed]
+            for spec, own in seeds.items()
         }
-        figures.draw_curves(axes, own)
+        figures.draw_curves(axes, drawn)
         if measure == "best_score":
             _draw_published(axes, name)
         axes.set_title(f"{name}: {_MEASURES[measure]}", fontsize="small")

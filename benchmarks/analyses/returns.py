@@ -79,10 +79,7 @@ def _collect(benchmark: Benchmark) -> dict[str, Any]:
         if environment is None
         else tokens_per_action(environment, config.model or "embedded"),
         "random_policy": None if environment is None else random_policy(benchmark, environment),
-        "agents": [
-            {"algorithm": spec.algorithm, "settings": dict(spec.settings)} | of_runs(benchmark.of(spec), optimum)
-            for spec in config.agents
-        ],
+        "agents": [spec.as_json | of_runs(benchmark.of(spec), optimum) for spec in config.agents],
     }
 
 
@@ -202,7 +199,7 @@ _CURVES = (
 
 def agents_of(comparison: dict[str, Any]) -> dict[AgentSpec, dict[str, Any]]:
     """The agents of a stored comparison with their values."""
-    return {AgentSpec(own["algorithm"], own["settings"]): own for own in comparison["agents"]}
+    return {AgentSpec.of(own): own for own in comparison["agents"]}
 
 
 def _labels(comparison: dict[str, Any]) -> dict[AgentSpec, str]:

@@ -42,8 +42,7 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
                 "env": env,
                 "optimum": benchmark.optimal_return(env, {}),
                 "agents": [
-                    {"stage": stage, "algorithm": spec.algorithm, "settings": dict(spec.settings)}
-                    | _summary(benchmark.of(spec), stage, env)
+                    {"stage": stage} | spec.as_json | _summary(benchmark.of(spec), stage, env)
                     for stage, spec in columns
                 ],
             }
@@ -78,7 +77,7 @@ def _short(env: str) -> str:
 
 
 def _label(own: dict[str, Any]) -> str:
-    return _UNTRAINED if own["stage"] == _UNTRAINED else AgentSpec(own["algorithm"], own["settings"]).label
+    return _UNTRAINED if own["stage"] == _UNTRAINED else AgentSpec.of(own).label
 
 
 def _table(data: dict[str, Any], mode: str, papers: dict[str, dict[str, tuple[float, float]]]) -> Table:
@@ -104,10 +103,11 @@ def _published(found: tuple[float, float] | None) -> str:
 
 
 def _notes(data: dict[str, Any], papers: dict[str, Any]) -> list[str]:
+    untrained = AgentSpec.of(data["environments"][0]["agents"][0])
     notes = [
         f"The agents were trained in {data['trained_in']} for {data['steps']:,} steps ({data['seeds']} "
         f"seed{'s' * (data['seeds'] > 1)}) and evaluated for {data['eval_episodes']} episodes on each environment. "
-        f"*untrained*: {AgentSpec(**_agent(data)).label} before training. Brackets: 95 % bootstrap intervals over "
+        f"*untrained*: {untrained.label} before training. Brackets: 95 % bootstrap intervals over "
         "seeds and over the episodes of each seed."
     ]
     if data["embedded"]:
@@ -116,10 +116,6 @@ def _notes(data: dict[str, Any], papers: dict[str, Any]) -> list[str]:
             "included. It was never rewarded in them."
         )
     return [*notes, *["Published: table 1 of arXiv 2405.15821, LLaMA2-7B."] * bool(papers)]
-
-
-def _agent(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: data["environments"][0]["agents"][0][name] for name in ("algorithm", "settings")}
 
 
 def _claims(environments: Sequence[dict[str, Any]]) -> list[str]:
