@@ -78,27 +78,19 @@ _ACTION_LEVEL: dict[str, Any] = {"entropy_level": "action"}
 _TOKEN_LEVEL: dict[str, Any] = {"gae_lambda_token": 0.95}
 
 
-def _rates(critic: float, actor: float, epochs: int, minibatches: int, gamma: float, entropy: float) -> dict[str, Any]:
-    return {
-        "critic_lr": critic,
-        "actor_lr": actor,
-        "epochs": epochs,
-        "minibatches": minibatches,
-        "gamma": gamma,
-        "entropy_coefficient": entropy,
-    }
-
-
-_PAPER_RATES: dict[tuple[str, str], dict[str, Any]] = {
-    ("Overcooked", "poad"): _rates(1e-5, 5e-7, 5, 2, 0.99, 0.01),
-    ("Overcooked", "ntpo"): _rates(1e-5, 5e-7, 5, 4, 0.99, 0.01),
-    ("Overcooked", "twosome"): _rates(1e-5, 5e-7, 1, 4, 0.99, 0.01),
-    ("VirtualHome", "poad"): _rates(5e-5, 1e-6, 5, 2, 0.95, 0.0001),
-    ("VirtualHome", "ntpo"): _rates(5e-5, 1e-6, 5, 2, 0.95, 0.01),
-    ("VirtualHome", "twosome"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01),
-    ("DataSciCoding", "poad"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01) | {"sampling": "free", "end_token": True},
-    ("DataSciCoding", "ntpo"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01) | {"sampling": "free", "end_token": True},
+_PROGRAMS: dict[str, Any] = {"sampling": "free", "end_token": True}
+_RATES = ("critic_lr", "actor_lr", "epochs", "minibatches", "gamma", "entropy_coefficient")
+_PAPER_RATES = {
+    ("Overcooked", "poad"): (1e-5, 5e-7, 5, 2, 0.99, 0.01),
+    ("Overcooked", "ntpo"): (1e-5, 5e-7, 5, 4, 0.99, 0.01),
+    ("Overcooked", "twosome"): (1e-5, 5e-7, 1, 4, 0.99, 0.01),
+    ("VirtualHome", "poad"): (5e-5, 1e-6, 5, 2, 0.95, 0.0001),
+    ("VirtualHome", "ntpo"): (5e-5, 1e-6, 5, 2, 0.95, 0.01),
+    ("VirtualHome", "twosome"): (5e-5, 1e-6, 1, 4, 0.95, 0.01),
+    ("DataSciCoding", "poad"): (5e-5, 1e-6, 1, 4, 0.95, 0.01),
+    ("DataSciCoding", "ntpo"): (5e-5, 1e-6, 1, 4, 0.95, 0.01),
 }
+"""Values of :data:`_RATES` by family of environments and algorithm."""
 
 
 def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
@@ -122,7 +114,8 @@ def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
         pairs = ", ".join(f"{algo} on {family}" for family, algo in _PAPER_RATES)
         raise ValueError(f"the paper has no hyper-parameters for {algo} on {family}; it has them for {pairs}")
     level = _ACTION_LEVEL if algo == "twosome" else _TOKEN_LEVEL
-    return _PAPER | level | _PAPER_RATES[family, algo]
+    rates = dict(zip(_RATES, _PAPER_RATES[family, algo], strict=True))
+    return _PAPER | level | rates | (_PROGRAMS if family == "DataSciCoding" else {})
 
 
 def _table_1(untrained: Any, twosome: Any, ntpo: Any, poad: Any) -> dict[str, tuple[float, float]]:

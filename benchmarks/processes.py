@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -87,7 +86,7 @@ def _run_in_processes(runs: Sequence[Run], workers: int, display: Display) -> No
                     with _without_interrupts():
                         running[run].start()
                 multiprocessing.connection.wait([process.sentinel for process in running.values()], timeout=0.5)
-                display.update()
+                display.show()
                 for run in [run for run, process in running.items() if not process.is_alive()]:
                     if (code := running.pop(run).exitcode) != 0:
                         failed.append(f"{run.name} ended with code {code}")
@@ -116,9 +115,6 @@ def _process_context() -> Any:
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Start processes that ignore Ctrl-C; this process ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -67,6 +67,7 @@ def _collect(benchmark: Benchmark) -> dict[str, Any]:
     config = benchmark.config
     environment = benchmark.environment(config.env, config.env_arguments)
     optimum = benchmark.optimal_return(config.env, config.env_arguments)
+    model = config.model or "embedded"
     return {
         "title": benchmark.title,
         "env": config.env,
@@ -74,11 +75,9 @@ def _collect(benchmark: Benchmark) -> dict[str, Any]:
         "steps": config.run_defaults.steps,
         "eval_episodes": config.eval_episodes,
         "optimum": optimum,
-        "discount": None if environment is None else environment.get_wrapper_attr("discount"),
-        "tokens_per_action": None
-        if environment is None
-        else tokens_per_action(environment, config.model or "embedded"),
-        "random_policy": None if environment is None else random_policy(benchmark, environment),
+        "discount": environment and environment.get_wrapper_attr("discount"),
+        "tokens_per_action": environment and tokens_per_action(environment, model),
+        "random_policy": environment and random_policy(benchmark, environment),
         "agents": [spec.as_json | of_runs(benchmark.of(spec), optimum) for spec in config.agents],
     }
 
@@ -255,26 +254,24 @@ def claims_of(comparison: dict[str, Any]) -> list[str]:
     agents, labels, optimum = agents_of(comparison), _labels(comparison), comparison["optimum"]
     (first, own), *others = agents.items()
     share = "" if not optimum or optimum <= 0 else f", {np.mean(own['returns']) / optimum:.1%} of the optimum"
-    seeds = len(own["returns"])
+    seeds, unit = len(own["returns"]), " seeds" * bool(others)
+    has = f"{labels[first]} has a mean final return of {_shown(own['returns'])} (n = {seeds}{unit}{share})"
     if not others:
-        return [f"{labels[first]} has a mean final return of {_shown(own['returns'])} (n = {seeds}{share})."]
-    has = f"{labels[first]} has a mean final return of {_shown(own['returns'])} (n = {seeds} seeds{share})"
+        return [f"{has}."]
     if not enough_runs(seeds, len(others)):
         listed = ", ".join(f"{labels[spec]} {_shown(theirs['returns'])}" for spec, theirs in others)
         return [f"{has}; {listed}.", f"{seeds} seeds of each agent are too few for a significance test."]
     p_values = rank_tests(own["returns"], {spec.name: theirs["returns"] for spec, theirs in others})
-    found: dict[str, list[str]] = {"higher than": [], "lower than": [], "not different from": []}
+    ways = ("significantly higher than", "significantly lower than", "not significantly different from")
+    found: dict[str, list[str]] = {way: [] for way in ways}
     for spec, theirs in others:
-        way = "not different from"
+        way = ways[2]
         if (p := p_values[spec.name]) < SIGNIFICANT:
-            higher = probability_of_improvement([own["returns"]], [theirs["returns"]]).value > 0.5
-            way = "higher than" if higher else "lower than"
-        found[way].append(f"{labels[spec]} ({np.mean(theirs['returns']):.3f}, {_p(p)})")
-    test = "rank test, Holm's correction"
-    parts = [f"significantly {way} that of {', '.join(they)}" for way, they in list(found.items())[:2] if they]
-    if same := found["not different from"]:
-        parts.append(f"not significantly different from that of {', '.join(same)}")
-    return [f"{has}.", f"This is {'; '.join(parts)} ({test})."]
+            way = ways[probability_of_improvement([own["returns"]], [theirs["returns"]]).value <= 0.5]
+        shown = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+        found[way].append(f"{labels[spec]} ({np.mean(theirs['returns']):.3f}, {shown})")
+    parts = [f"{way} that of {', '.join(they)}" for way, they in found.items() if they]
+    return [f"{has}.", f"This is {'; '.join(parts)} (rank test, Holm's correction)."]
 
 
 def _notes(comparisons: Sequence[dict[str, Any]]) -> list[str]:
@@ -312,10 +309,6 @@ def _shown(
     if len(known) < len(values):
         return ""
     return statistic([np.array(known)]).shown(form) if len(known) > 1 else form.format(known[0])
-
-
-def _p(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
 
 
 # --------------------------------------------------------------------------------------------- several environments
@@ -436,11 +429,9 @@ def _discounts(comparisons: Sequence[dict[str, Any]]) -> dict[float, AgentSpec]:
 def _draw_discounts(found: dict[float, AgentSpec], comparison: dict[str, Any]) -> Figure:
     figure, (axes,) = figures.grid(1, 1, 6.0, 3.4)
     agents = agents_of(comparison)
-    seeds = {at: agents[spec]["returns"] for at, spec in found.items()}
-    ntpo = {at: values for at, values in seeds.items() if found[at].algorithm == "ntpo"}
-    poad = {at: values for at, values in seeds.items() if found[at].algorithm == "poad"}
-    for name, own in (("ntpo", ntpo), ("poad", poad)):
-        figures.draw_against(axes, own, AgentSpec(name).colour, "-", AgentSpec(name).label)
+    for algorithm in (AgentSpec("ntpo"), AgentSpec("poad")):
+        own = {at: agents[spec]["returns"] for at, spec in found.items() if spec.algorithm == algorithm.algorithm}
+        figures.draw_against(axes, own, algorithm.colour, "-", algorithm.label)
     figures.draw_optimum(axes, comparison["optimum"])
     axes.set_xlabel("discount from one token to the next, γ_w")
     axes.set_ylabel("discounted return of the trained agent")
