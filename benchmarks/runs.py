@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,13 @@ class Run:
         """Returns and successes of every episode on the environments of ``transfer``, by environment and mode."""
         file = self.transfer_file(stage)
         found = read_object(file) if file.exists() else {}
-        for env, modes in found.items():
-            for mode, measure in ((mode, measure) for mode in MODES for measure in ("return", "success")):
-                of_mode = modes.get(mode) if isinstance(modes, dict) else None
-                values = of_mode.get(measure) if isinstance(of_mode, dict) else None
-                if not isinstance(values, list) or not values or not all(map(_is_result, values)):
-                    raise ValueError(f"{file} is damaged: {env!r:.80} has no list of numbers {mode} {measure}")
+        for env, mode, measure in product(found, MODES, ("return", "success")):
+            try:
+                values = found[env][mode][measure]
+            except (KeyError, TypeError):
+                values = None
+            if not isinstance(values, list) or not values or not all(map(_is_result, values)):
+                raise ValueError(f"{file} is damaged: {env!r:.80} has no list of numbers {mode} {measure}")
         return found
 
     def missing_transfer(self, stage: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import gymnasium as gym
@@ -42,6 +43,10 @@ _LENGTH_SETTINGS: Mapping[str, dict[str, Any]] = {
     "without entropy bonus": {"entropy_coefficient": 0.0},
 }
 """Settings under which agents are compared over the length of actions."""
+Shares = dict[AgentSpec, list[np.ndarray]]
+"""For each agent and environment a float64 array (seeds,)."""
+Lengths = dict[str, dict[str, dict[float, list[float]]]]
+"""By key of ``_LENGTH_SETTINGS``, algorithm and tokens per action: returns of the seeds."""
 
 
 def applies(benchmark: Benchmark) -> bool:
@@ -163,16 +168,17 @@ def present(data: dict[str, Any]) -> Presentation:
     """Present final returns; over several environments also aggregates, and sweeps of γ_w or of action length."""
     comparisons = data["comparisons"]
     tables, claims, drawings = [], [], []
-    if _same_agents(comparisons):
-        claims.append(_overall_claim(comparisons))
-        tables.append(_overall_table(comparisons))
-        drawings.append(Drawing("profiles", _PROFILES, _profiles(comparisons)))
+    if shares := _shares(comparisons):
+        means = ", ".join(f"{spec.label} {mean(own).shown('{:.1%}')}" for spec, own in shares.items())
+        over = f"Mean over {len(comparisons)} environments of the final return as a fraction of the optimum"
+        claims.append(f"{over}: {means}.")
+        tables.append(_overall_table(shares))
+        drawings.append(Drawing("profiles", _PROFILES, _draw_profiles(shares)))
     if discounts := _discounts(comparisons):
         drawings.append(Drawing("discount", _DISCOUNT, _draw_discounts(discounts, comparisons[0])))
-    lengths = {(comparison["env"], comparison["tokens_per_action"]) for comparison in comparisons}
-    if len(lengths) > 2 and len(dict(lengths)) == 1:  # one environment with several tokenizers
-        claims += _length_claims(comparisons)
-        drawings.append(Drawing("length", _LENGTH, _draw_lengths(comparisons)))
+    if lengths := _lengths(comparisons):
+        claims += _length_claims(lengths)
+        drawings.append(Drawing("length", _LENGTH, _draw_lengths(lengths, comparisons[0]["optimum"])))
     several = len(comparisons) > 1
     claims += [(f"{own['title']}: " if several else "") + " ".join(claims_of(own)) for own in comparisons]
     drawings.append(Drawing("final-returns", _FINAL, _draw_final(comparisons)))
@@ -314,25 +320,23 @@ def _shown(
 # --------------------------------------------------------------------------------------------- several environments
 
 
-def _same_agents(comparisons: Sequence[dict[str, Any]]) -> bool:
-    """Whether the same agents were trained in several environments whose optimal returns are known and positive."""
-    names = {tuple(spec.name for spec in agents_of(comparison)) for comparison in comparisons}
+def _shares(comparisons: Sequence[dict[str, Any]]) -> Shares:
+    """Returns as fractions of the optimum, if the same agents were trained in several environments.
+
+    Empty also if an optimal return is not known or not positive, or an agent has one run only.
+    """
+    first, *others = [agents_of(comparison) for comparison in comparisons]
     envs = {comparison["env"] for comparison in comparisons}
-    several = len(names) == 1 and len(envs) == len(comparisons) > 1 and len(next(iter(names))) > 1
-    return several and all((own["optimum"] or 0) > 0 and len(own["agents"][0]["returns"]) > 1 for own in comparisons)
+    same = (
+        len(first) > 1 and others and len(envs) == len(comparisons) and all(list(own) == list(first) for own in others)
+    )
+    if not same or not all((own["optimum"] or 0) > 0 and len(own["agents"][0]["returns"]) > 1 for own in comparisons):
+        return {}
+    return {spec: [np.array(agents_of(own)[spec]["returns"]) / own["optimum"] for own in comparisons] for spec in first}
 
 
-def _shares(comparisons: Sequence[dict[str, Any]]) -> dict[AgentSpec, list[np.ndarray]]:
-    """Returns as fractions of the optimum: for each agent and environment a float64 array (seeds,)."""
-    return {
-        spec: [np.array(agents_of(own)[spec]["returns"]) / own["optimum"] for own in comparisons]
-        for spec in agents_of(comparisons[0])
-    }
-
-
-def _overall_table(comparisons: Sequence[dict[str, Any]]) -> Table:
-    shares = _shares(comparisons)
-    first = next(iter(shares))
+def _overall_table(shares: Shares) -> Table:
+    first, *_ = shares
     rows = [
         (
             spec.label,
@@ -344,19 +348,12 @@ def _overall_table(comparisons: Sequence[dict[str, Any]]) -> Table:
         for spec, own in shares.items()
     ]
     header = ("agent", "n", "interquartile mean", "mean", f"P({first.label} is better)")
-    return Table(f"All {len(comparisons)} environments: final return as a fraction of the optimum", header, rows)
+    return Table(f"All {len(shares[first])} environments: final return as a fraction of the optimum", header, rows)
 
 
-def _overall_claim(comparisons: Sequence[dict[str, Any]]) -> str:
-    shares = _shares(comparisons)
-    means = ", ".join(f"{spec.label} {mean(own).shown('{:.1%}')}" for spec, own in shares.items())
-    return f"Mean over {len(comparisons)} environments of the final return as a fraction of the optimum: {means}."
-
-
-def _profiles(comparisons: Sequence[dict[str, Any]]) -> Figure:
+def _draw_profiles(shares: Shares) -> Figure:
     figure, (axes,) = figures.grid(1, 1, 6.5, 3.4)
     thresholds = np.linspace(0, 1, 101)
-    shares = _shares(comparisons)
     styles = figures.line_styles(list(shares))
     for spec, own in shares.items():
         value, low, high = np.array(performance_profile(own, thresholds.tolist())).T
@@ -439,56 +436,56 @@ def _draw_discounts(found: dict[float, AgentSpec], comparison: dict[str, Any]) -
     return figure
 
 
-def _by_length(
-    comparisons: Sequence[dict[str, Any]], settings: dict[str, Any]
-) -> dict[AgentSpec, dict[float, list[float]]]:
-    """Returns of the agents that have these settings, by tokens per action."""
-    found: dict[AgentSpec, dict[float, list[float]]] = {}
-    for comparison in comparisons:
+def _lengths(comparisons: Sequence[dict[str, Any]]) -> Lengths:
+    """Returns by tokens per action, if one environment was used with at least three tokenizers; else empty."""
+    if len({own["env"] for own in comparisons}) > 1 or len({own["tokens_per_action"] for own in comparisons}) < 3:
+        return {}
+    found: Lengths = {}
+    for (name, settings), comparison in product(_LENGTH_SETTINGS.items(), comparisons):
         for spec, own in agents_of(comparison).items():
             if spec.settings == settings:
-                found.setdefault(spec, {})[comparison["tokens_per_action"]] = own["returns"]
+                by_length = found.setdefault(name, {}).setdefault(spec.algorithm, {})
+                by_length[comparison["tokens_per_action"]] = own["returns"]
     return found
 
 
-def _gaps(found: dict[AgentSpec, dict[float, list[float]]]) -> dict[float, Interval]:
-    poad, ntpo = (next((own for spec, own in found.items() if spec.algorithm == name), {}) for name in ("poad", "ntpo"))
+def _gaps(found: dict[str, dict[float, list[float]]]) -> dict[float, Interval]:
+    poad, ntpo = found.get("poad", {}), found.get("ntpo", {})
     return {length: mean_difference(poad[length], ntpo[length]) for length in sorted(poad.keys() & ntpo.keys())}
 
 
-def _length_claims(comparisons: Sequence[dict[str, Any]]) -> list[str]:
+def _length_claims(lengths: Lengths) -> list[str]:
     claims = []
-    for name, settings in _LENGTH_SETTINGS.items():
-        gaps = _gaps(_by_length(comparisons, settings))
-        shown = "; ".join(f"{gap.shown('{:+.3f}')} with {length:.1f} tokens per action" for length, gap in gaps.items())
+    for name, found in lengths.items():
+        gaps = _gaps(found).items()
+        shown = "; ".join(f"{gap.shown('{:+.3f}')} with {length:.1f} tokens per action" for length, gap in gaps)
         if shown:
             claims.append(f"Mean final return of POAD minus that of NTPO, {name}: {shown}.")
     return claims
 
 
-def _draw_lengths(comparisons: Sequence[dict[str, Any]]) -> Figure:
-    conditions = {name: _by_length(comparisons, settings) for name, settings in _LENGTH_SETTINGS.items()}
-    conditions = {name: found for name, found in conditions.items() if found}
-    figure, panels = figures.grid(1 + len(conditions), 2, 4.8, 3.2)
-    for number, (name, found) in enumerate(conditions.items()):
-        if gaps := _gaps(found):
-            grey = ("black", "#777777", "#BBBBBB")[number]
-            shifted = {length * (0.92, 1.0, 1.08)[number]: gap for length, gap in gaps.items()}
-            figures.draw_intervals_against(panels[0], shifted, grey, "none", name)
-        for order, (spec, own) in enumerate(found.items()):  # side by side
-            at = {length * (0.92, 1.0, 1.08)[order]: values for length, values in own.items()}
-            figures.draw_against(panels[1 + number], at, spec.colour, "none", AgentSpec(spec.algorithm).label)
-        figures.draw_optimum(panels[1 + number], comparisons[0]["optimum"])
-        panels[1 + number].set_title(name)
-        panels[1 + number].set_ylabel("discounted return")
-    panels[0].axhline(0, color="grey", linewidth=1)
-    panels[0].set_title("POAD minus NTPO (grey levels)")
-    panels[0].set_ylabel("difference of discounted returns")
-    for axes in panels:
+def _draw_lengths(lengths: Lengths, optimum: float | None) -> Figure:
+    figure, (differences, *panels) = figures.grid(1 + len(lengths), 2, 4.8, 3.2)
+    side_by_side = (0.92, 1.0, 1.08)
+    for (name, found), axes, shift, grey in zip(
+        lengths.items(), panels, side_by_side, ("black", "#777777", "#BBBBBB"), strict=False
+    ):
+        if gaps := {length * shift: gap for length, gap in _gaps(found).items()}:
+            figures.draw_intervals_against(differences, gaps, grey, "none", name)
+        for (algorithm, own), factor in zip(found.items(), side_by_side, strict=False):
+            at = {length * factor: values for length, values in own.items()}
+            figures.draw_against(axes, at, AgentSpec(algorithm).colour, "none", AgentSpec(algorithm).label)
+        figures.draw_optimum(axes, optimum)
+        axes.set_title(name)
+        axes.set_ylabel("discounted return")
+    differences.axhline(0, color="grey", linewidth=1)
+    differences.set_title("POAD minus NTPO (grey levels)")
+    differences.set_ylabel("difference of discounted returns")
+    ticks = sorted({length for found in lengths.values() for own in found.values() for length in own})
+    for axes in (differences, *panels):
         axes.set_xscale("log")
-        ticks = sorted({comparison["tokens_per_action"] for comparison in comparisons})
         axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
         axes.minorticks_off()
         axes.set_xlabel("tokens per action (mean)")
-    figures.legend_below(figure, panels)
+    figures.legend_below(figure, (differences, *panels))
     return figure

@@ -86,8 +86,9 @@ def _table(data: dict[str, Any], mode: str, papers: dict[str, dict[str, tuple[fl
         env, best, agents = environment["env"], environment["optimum"], environment["agents"]
         rows.append([_short(env), "" if best is None else f"{best:.4f}", *(_cell(own, mode) for own in agents)])
         if env in papers:
-            keys = [own["stage"] if own["stage"] == _UNTRAINED else own["algorithm"] for own in agents]
-            rows.append(["… published, 7B", "", *(_published(papers[env].get(key)) for key in keys)])
+            keys = [own["algorithm"] if own["stage"] == "trained" else _UNTRAINED for own in agents]
+            found = ("{:.4f} {:.0%}".format(*papers[env][key]) if key in papers[env] else "" for key in keys)
+            rows.append(["… published, 7B", "", *found])
     header = ("environment", "optimum", *map(_label, data["environments"][0]["agents"]))
     actions = {"sampled": "actions sampled", "greedy": "most probable actions"}[mode]
     return Table(f"Return, then success rate; {actions}", header, rows)
@@ -96,10 +97,6 @@ def _table(data: dict[str, Any], mode: str, papers: dict[str, dict[str, tuple[fl
 def _cell(own: dict[str, Any], mode: str) -> str:
     returns, success = (Interval(**own[f"{mode}_{measure}"]) for measure in ("return", "success"))
     return f"{returns.shown()} {success.shown('{:.0%}')}"
-
-
-def _published(found: tuple[float, float] | None) -> str:
-    return "" if found is None else f"{found[0]:.4f} {found[1]:.0%}"
 
 
 def _notes(data: dict[str, Any], papers: dict[str, Any]) -> list[str]:
