@@ -17,13 +17,13 @@ from rich.console import Console
 
 from benchmarks.action_length import QUICK, READING, base_model
 from benchmarks.agent_spec import AgentSpec
+from benchmarks.analyses import Table
 from benchmarks.config import AgentOptions, BenchmarkConfig, OptionalInt, OptionalText
 from benchmarks.experiments import EXPERIMENTS, Comparison, Experiment
 from benchmarks.presets import run_defaults
 from benchmarks.processes import run_all
 from benchmarks.runs import Benchmark, Run
 from benchmarks.stored import typed
-from benchmarks.tables import Table
 from benchmarks.throughput.footprint import footprint
 from lang_envs.files import read_object, write_atomically
 from trainers.agents import agent_class

@@ -12,10 +12,9 @@ import jinja2
 import tyro
 
 from benchmarks import figures
-from benchmarks.analyses import Presentation
+from benchmarks.analyses import Presentation, is_number
 from benchmarks.experiments import EXPERIMENTS, LIMITATIONS_7B
 from benchmarks.records import ANALYSES, Record, store_folders, stored_names
-from benchmarks.tables import is_number
 from lang_envs.files import read_bytes, write_atomically
 
 _MIME = {".svg": "image/svg+xml", ".png": "image/png"}

@@ -22,10 +22,9 @@ from rich.progress import track
 
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
-from benchmarks.analyses import Drawing, Presentation
+from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.runs import Benchmark, make_envs
 from benchmarks.statistics import Interval, mean
-from benchmarks.tables import Table
 from lang_envs import ENVIRONMENTS, load_tokenizer
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
@@ -254,8 +253,7 @@ def _draw(data: dict[str, Any]) -> Figure:
             ratio = Interval(*(after[end] / (before or 1.0) for end in Interval._fields))
             figures.draw_interval(axes, ratio, row + shift, spec.colour, None if row else spec.label)
     axes.axvline(1, color="grey", linewidth=1)
-    axes.set_yticks(range(len(data["before"])), [f"{text}: {part}" for text, part, _ in data["before"]])
-    axes.set_ylim(len(data["before"]) - 0.5, -0.5)
+    figures.name_rows(axes, [f"{text}: {part}" for text, part, _ in data["before"]])
     axes.set_xlabel("after / before training")
     figures.legend_below(figure, [axes])
     return figure

@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
-from benchmarks.analyses import Drawing, Presentation
+from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import PAPER_PROGRAMS
 from benchmarks.runs import Benchmark, Run
 from benchmarks.statistics import Interval, bootstrap_mean, compare_intervals
-from benchmarks.tables import Table
 from lang_envs.datascicoding.env import BEST_PROGRAM_FILE
 from lang_envs.files import read_text
 
@@ -176,11 +175,9 @@ def _draw_best(sets: dict[str, list[dict[str, Any]]]) -> Figure:
         for row, own in enumerate(agents):
             scores = _scores(own)
             axes.scatter(scores, [row] * len(scores), s=18, color=AgentSpec.of(own).colour, alpha=0.7, linewidth=0)
-        axes.set_yticks(range(len(agents)), [AgentSpec.of(own).label for own in agents])
-        axes.set_ylim(len(agents) - 0.5, -0.5)
+        figures.name_rows(axes, [AgentSpec.of(own).label for own in agents])
         _draw_published(axes, name, vertical=True)
-        axes.set_title(name)
-        axes.set_xlabel("ROC AUC")
+        axes.set(title=name, xlabel="ROC AUC")
     figures.legend_below(figure, panels)
     return figure
 

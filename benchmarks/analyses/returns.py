@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import trainers
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
-from benchmarks.analyses import Drawing, Presentation
+from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.runs import Benchmark, Run
 from benchmarks.statistics import (
     SIGNIFICANT,
@@ -28,7 +28,6 @@ from benchmarks.statistics import (
     probability_of_improvement,
     rank_tests,
 )
-from benchmarks.tables import Table
 from lang_envs.tokenizer import load_tokenizer
 from trainers.agents.random import RandomAgent
 from trainers.loop import RECENT_EPISODES
@@ -359,8 +358,7 @@ def _draw_profiles(shares: Shares) -> Figure:
         value, low, high = np.array(performance_profile(own, thresholds.tolist())).T
         axes.plot(thresholds, value, color=spec.colour, linestyle=styles[spec], label=spec.label, linewidth=2)
         axes.fill_between(thresholds, low, high, color=spec.colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel("final return / optimal return")
-    axes.set_ylabel("fraction of runs above")
+    axes.set(xlabel="final return / optimal return", ylabel="fraction of runs above")
     figures.legend_below(figure, [axes])
     return figure
 
@@ -402,10 +400,8 @@ def _draw_curves(
         own = {spec: [(seed["step"], seed[_MEASURE]) for seed in found[spec.name]] for spec in labels}
         figures.draw_curves(axes, own, labels)
         _draw_references(axes, comparison)
-        axes.set_title(comparison["title"])
-        axes.set_xlim(0, 1.02 * comparison["steps"])
-        axes.set_xlabel("environment steps")
-        axes.set_ylabel("discounted return, last 20 episodes")
+        axes.set(title=comparison["title"], xlim=(0, 1.02 * comparison["steps"]))
+        axes.set(xlabel="environment steps", ylabel="discounted return, last 20 episodes")
     figures.legend_below(figure, panels)
     return figure
 
@@ -430,8 +426,7 @@ def _draw_discounts(found: dict[float, AgentSpec], comparison: dict[str, Any]) -
         own = {at: agents[spec]["returns"] for at, spec in found.items() if spec.algorithm == algorithm.algorithm}
         figures.draw_against(axes, own, algorithm.colour, "-", algorithm.label)
     figures.draw_optimum(axes, comparison["optimum"])
-    axes.set_xlabel("discount from one token to the next, γ_w")
-    axes.set_ylabel("discounted return of the trained agent")
+    axes.set(xlabel="discount from one token to the next, γ_w", ylabel="discounted return of the trained agent")
     figures.legend_below(figure, [axes])
     return figure
 
@@ -476,11 +471,9 @@ def _draw_lengths(lengths: Lengths, optimum: float | None) -> Figure:
             at = {length * factor: values for length, values in own.items()}
             figures.draw_against(axes, at, AgentSpec(algorithm).colour, "none", AgentSpec(algorithm).label)
         figures.draw_optimum(axes, optimum)
-        axes.set_title(name)
-        axes.set_ylabel("discounted return")
+        axes.set(title=name, ylabel="discounted return")
     differences.axhline(0, color="grey", linewidth=1)
-    differences.set_title("POAD minus NTPO (grey levels)")
-    differences.set_ylabel("difference of discounted returns")
+    differences.set(title="POAD minus NTPO (grey levels)", ylabel="difference of discounted returns")
     ticks = sorted({length for found in lengths.values() for own in found.values() for length in own})
     for axes in (differences, *panels):
         axes.set_xscale("log")

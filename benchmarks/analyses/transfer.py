@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
-from benchmarks.analyses import Drawing, Presentation
+from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.presets import FOOD, PAPER_TRANSFER
 from benchmarks.runs import MODES, Benchmark, Run
 from benchmarks.statistics import Interval, bootstrap_mean, compare_intervals
-from benchmarks.tables import Table
 
 _UNTRAINED = "untrained"
 _UNTRAINED_COLOUR = "#BBBBBB"
@@ -151,11 +150,9 @@ def _draw(environments: Sequence[dict[str, Any]]) -> Figure:
             colour = AgentSpec(own["algorithm"]).colour if own["stage"] != _UNTRAINED else _UNTRAINED_COLOUR
             figures.draw_interval(axes, Interval(**own["sampled_return"]), row, colour)
         names = list(map(_label, agents)) if index % 4 == 0 else [""] * len(agents)
-        axes.set_yticks(range(len(agents)), names)
-        axes.set_ylim(len(agents) - 0.5, -0.5)
+        figures.name_rows(axes, names)
         axes.set_xlim(-0.05, 1.05 * max([environment["optimum"] or 0.0, 0.8]))
         figures.draw_optimum(axes, environment["optimum"], vertical=True)
-        axes.set_title(_short(environment["env"]))
-        axes.set_xlabel("discounted return")
+        axes.set(title=_short(environment["env"]), xlabel="discounted return")
     figures.legend_below(figure, panels)
     return figure

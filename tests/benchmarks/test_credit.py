@@ -11,12 +11,23 @@ import pytest
 import lang_envs  # noqa: F401 — registers the environments
 import trainers
 from benchmarks.__main__ import run
-from benchmarks.analyses.credit import CLOSE, OPEN, STATES, applies, collect, exact_credit, present, query
+from benchmarks.analyses.credit import (
+    CLOSE,
+    OPEN,
+    STATES,
+    applies,
+    collect,
+    exact_credit,
+    exact_values,
+    explore,
+    follow,
+    present,
+    query,
+)
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import FOOD
 from benchmarks.report import write_report
 from benchmarks.runs import Benchmark
-from benchmarks.tabular import exact_values, explore, follow
 
 Prefix = tuple[int, tuple[int, ...]]
 """A state, and the tokens so far."""
