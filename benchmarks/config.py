@@ -303,15 +303,8 @@ def made_env(env: str, options: dict[str, Any]) -> gym.Env:
             "own, set PYTHONPATH to its folder: PYTHONPATH=. make bench ...)"
         ) from error
     except (gym.error.Error, TypeError, FileNotFoundError) as error:
-        known = env in ENVIRONMENTS or env in TEMPLATES
-        raise ValueError(
-            f"env={env!r}: {error}" if known or ":" in env else unknown("environment", env, ENVIRONMENTS)
-        ) from None
-
-
-def unknown(kind: str, name: str, known: Any) -> str:
-    """Return an error text with the nearest known names and the command that lists all."""
-    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    others = f" Similar: {', '.join(near[1:])}." if near[1:] else ""
-    return f"there is no {kind} {name!r}.{hint}{others} List all: python -m lang_envs list"
+        if env in ENVIRONMENTS or env in TEMPLATES or ":" in env:
+            raise ValueError(f"env={env!r}: {error}") from None
+        near = difflib.get_close_matches(env, ENVIRONMENTS, n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no environment {env!r}.{hint} List all: python -m lang_envs list") from None

@@ -20,6 +20,7 @@ from trainers.metrics import METRICS_FILE
 _SECONDS_BETWEEN_LINES = 15.0
 _FEW = 12  # runs that fit on a screen
 _MAX_LINE = 1_000
+_LONGEST_METRICS = 1 << 20
 
 
 class Display(Progress):
@@ -117,12 +118,8 @@ def last_metrics(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     with path.open("rb") as file:
-        size, lines = file.seek(0, 2), list[bytes]()
-        for read in (1 << 13, 1 << 20):  # lines may be long
-            file.seek(max(0, size - read))
-            lines = file.read().split(b"\n")
-            if len(lines) > 2 or read >= size:
-                break
+        file.seek(max(0, file.seek(0, 2) - _LONGEST_METRICS))
+        lines = file.read().split(b"\n")
     try:
         found = parse_json(lines[-2], str(path))
         require_numbers(found, ("step", *(found.keys() - {"timing", "sandbox"})), str(path))

@@ -118,10 +118,6 @@ def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
     return _PAPER | level | rates | (_PROGRAMS if family == "DataSciCoding" else {})
 
 
-def _table_1(untrained: Any, twosome: Any, ntpo: Any, poad: Any) -> dict[str, tuple[float, float]]:
-    return {"untrained": untrained, "twosome": twosome, "ntpo": ntpo, "poad": poad}
-
-
 PAPER_PROGRAMS: dict[str, dict[str, float]] = {
     name: {"paper, POAD": poad, "CAAFE, GPT-3.5": gpt_35, "CAAFE, GPT-4": gpt_4}
     for name, poad, gpt_35, gpt_4 in (
@@ -136,11 +132,14 @@ PAPER_PROGRAMS: dict[str, dict[str, float]] = {
 """The paper's table 4: ROC AUC of the best program, by data set."""
 
 PAPER_TRANSFER: dict[str, dict[str, tuple[float, float]]] = {
-    "VirtualHome-cheese-v0": _table_1((0.1351, 0.55), (0.7119, 1.0), (0.7428, 1.0), (0.7553, 1.0)),
-    "VirtualHome-hamburger-v0": _table_1((0.1342, 0.55), (0.7058, 1.0), (0.7476, 1.0), (0.7602, 1.0)),
-    "VirtualHome-apple-pie-v0": _table_1((0.1656, 0.61), (0.7304, 1.0), (0.7141, 1.0), (0.7650, 1.0)),
-    "VirtualHome-pizza-v0": _table_1((0.1409, 0.55), (0.7047, 1.0), (0.7355, 1.0), (0.7625, 1.0)),
-    "VirtualHome-washing-plate-v0": _table_1((0.0527, 0.27), (0.7031, 1.0), (0.7491, 1.0), (0.7075, 1.0)),
-    "VirtualHome-laundry-v0": _table_1((0.0344, 0.15), (0.6038, 1.0), (0.5687, 1.0), (0.7014, 1.0)),
+    f"VirtualHome-{task}-v0": dict(zip(("untrained", "twosome", "ntpo", "poad"), results, strict=True))
+    for task, *results in (
+        ("cheese", (0.1351, 0.55), (0.7119, 1.0), (0.7428, 1.0), (0.7553, 1.0)),
+        ("hamburger", (0.1342, 0.55), (0.7058, 1.0), (0.7476, 1.0), (0.7602, 1.0)),
+        ("apple-pie", (0.1656, 0.61), (0.7304, 1.0), (0.7141, 1.0), (0.7650, 1.0)),
+        ("pizza", (0.1409, 0.55), (0.7047, 1.0), (0.7355, 1.0), (0.7625, 1.0)),
+        ("washing-plate", (0.0527, 0.27), (0.7031, 1.0), (0.7491, 1.0), (0.7075, 1.0)),
+        ("laundry", (0.0344, 0.15), (0.6038, 1.0), (0.5687, 1.0), (0.7014, 1.0)),
+    )
 }
 """The paper's table 1: mean discounted return and success rate over 100 episodes after training on food preparation."""

@@ -47,7 +47,8 @@ def run_all(runs: Sequence[Run], title: str, folder: Path, workers: int | None, 
     for run in runs:
         run.check()
     waiting = [run for run in runs if not run.finished]
-    workers = workers or _default_workers(waiting)
+    on_gpu = torch.cuda.is_available() and any(run.config.device != "cpu" for run in waiting)
+    workers = workers or (1 if on_gpu else os.cpu_count() or 1)
     at_a_time = min(workers, len(waiting))
     console.print(
         f"{title}: {len(waiting)} of {len(runs)} runs to do, {at_a_time} at a time; folder: {folder}",
@@ -124,8 +125,3 @@ def _without_interrupts() -> Iterator[None]:
 
 class RunFailed(RuntimeError):
     """Runs of a benchmark failed; their processes have printed the errors."""
-
-
-def _default_workers(runs: Sequence[Run]) -> int:
-    on_gpu = torch.cuda.is_available() and any(run.config.device != "cpu" for run in runs)
-    return 1 if on_gpu else os.cpu_count() or 1

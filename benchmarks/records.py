@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +24,7 @@ from benchmarks.paper import PAPER_FILE, asked_in
 from benchmarks.runs import Benchmark, Run
 from benchmarks.stored import typed
 from benchmarks.versions import COMMAND, VERSIONS_FILE
-from lang_envs.files import MIB, parse_json, read_json, read_text, refuse_irregular, write_atomically
+from lang_envs.files import MIB, parse_json, read_bytes, read_json, read_text, refuse_irregular, write_atomically
 from trainers.checkpoint import is_checkpoint_link
 
 ANALYSES: dict[str, Analysis] = {
@@ -40,14 +42,20 @@ _TITLES = {
 }
 """What pages of single benchmarks are called, by analysis."""
 _MAX_CURVES = 256 * MIB
+_MIME = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
 @dataclass(frozen=True)
-class KeptFigure:
-    """A figure from before its data were stored, which cannot be drawn anew."""
+class Picture:
+    """A figure's file and caption."""
 
-    file: str
+    file: Path
     caption: str
+
+    @property
+    def data(self) -> str:
+        """The file as an address that needs no network."""
+        return f"data:{_MIME[self.file.suffix]};base64,{base64.b64encode(read_bytes(self.file)).decode()}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,8 @@ class Record:
     command: str = ""
     made_with: str = ""
     warning: str = ""
-    kept_figures: tuple[KeptFigure, ...] = ()
+    kept_figures: tuple[Picture, ...] = ()
+    """Figures from before their data were stored, which cannot be drawn anew."""
 
     def save(self, folder: Path, name: str) -> None:
         """Write numbers and learning curves."""
@@ -75,8 +84,9 @@ class Record:
             file.unlink(missing_ok=True)
         else:
             file.write_bytes(gzip.compress(json.dumps(curves).encode(), mtime=0))
-        stored = json.dumps(asdict(replace(self, data=data)), indent=1, allow_nan=False, ensure_ascii=False)
-        write_atomically(folder / f"{name}.json", stored + "\n")
+        stored = asdict(replace(self, data=data))
+        text = json.dumps(stored, indent=1, allow_nan=False, ensure_ascii=False, default=os.fspath)
+        write_atomically(folder / f"{name}.json", text + "\n")
 
     @classmethod
     def load(cls, folder: Path, name: str) -> Record:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,23 +13,8 @@ import tyro
 from benchmarks import figures
 from benchmarks.analyses import Presentation, is_number
 from benchmarks.experiments import EXPERIMENTS, LIMITATIONS_7B
-from benchmarks.records import ANALYSES, Record, store_folders, stored_names
-from lang_envs.files import read_bytes, write_atomically
-
-_MIME = {".svg": "image/svg+xml", ".png": "image/png"}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure's file and caption."""
-
-    file: Path
-    caption: str
-
-    @property
-    def data(self) -> str:
-        """The file as an address that needs no network."""
-        return f"data:{_MIME[self.file.suffix]};base64,{base64.b64encode(read_bytes(self.file)).decode()}"
+from benchmarks.records import ANALYSES, Picture, Record, store_folders, stored_names
+from lang_envs.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -41,17 +25,9 @@ class Page:
     shown: Presentation
     pictures: Sequence[Picture]
 
-    @property
-    def question(self) -> str:
-        """The experiment's question; empty for other benchmarks."""
-        return EXPERIMENTS[self.record.experiment].question if self.record.experiment else ""
-
-    @property
-    def limitations(self) -> str:
-        """The experiment's limitations; empty for other benchmarks."""
-        if not self.record.experiment:
-            return ""
-        return LIMITATIONS_7B if self.record.scale == "7b" else EXPERIMENTS[self.record.experiment].limitations
+    question: str = ""
+    """The experiment's question; empty for other benchmarks."""
+    limitations: str = ""
 
     @property
     def markdown(self) -> str:
@@ -100,8 +76,12 @@ def render_page(folder: Path, name: str) -> Page:
     pictures = [
         Picture(figures.save(own.figure, folder / f"{name}-{own.name}.svg"), own.caption) for own in shown.drawings
     ]
-    pictures += [Picture(folder / Path(kept.file).name, kept.caption) for kept in record.kept_figures]
+    pictures += [Picture(folder / kept.file.name, kept.caption) for kept in record.kept_figures]
     page = Page(record, shown, pictures)
+    if record.experiment:
+        experiment = EXPERIMENTS[record.experiment]
+        limitations = LIMITATIONS_7B if record.scale == "7b" else experiment.limitations
+        page = Page(record, shown, pictures, experiment.question, limitations)
     write_atomically(folder / f"{name}.md", page.markdown)
     return page
 

@@ -152,28 +152,16 @@ class Run:
         """Make the untrained agent."""
         return trainers.make(self.agent.algorithm, envs, **self.config.agent_options(self.agent, self.seed))
 
-    @property
-    def checkpoint(self) -> Path:
-        """The last checkpoint.
-
-        Raises
-        ------
-        ValueError
-            If there is none.
-        """
-        if (found := newest(self.path / CHECKPOINTS_FOLDER)) is None:
-            raise ValueError(f"{self.path} has no checkpoint: delete it and run it again")
-        return found
-
     def load_agent(self, envs: Any) -> Any:
         """Make the agent of the last checkpoint.
 
         Raises
         ------
         ValueError
-            If the checkpoint is damaged.
+            If there is no checkpoint, or it is damaged.
         """
-        checkpoint = self.checkpoint
+        if (checkpoint := newest(self.path / CHECKPOINTS_FOLDER)) is None:
+            raise ValueError(f"{self.path} has no checkpoint: delete it and run it again")
         try:
             agent = self.make_agent(envs)
             agent.load(checkpoint)
@@ -307,18 +295,15 @@ class Benchmark:
         ValueError
             Naming them, and the option that allows them.
         """
+        if self.imports is None:
+            return
+        file, trust = self.folder / CONFIG_FILE, "if you trust it: --allow-import"
         for name, value in self.config.env_arguments.items():
-            if name in _OF_THE_MACHINE and self.imports is not None and f"{name}={value}" not in self.imports:
-                raise ValueError(
-                    f"{self.folder / CONFIG_FILE} sets {name}={value}, which only you may decide; if you trust it: "
-                    f"--allow-import {name}={value}"
-                )
-        if refused := [name for name in self.config.modules if not may_import(name, self.imports)]:
-            module = self.config.modules[refused[0]]
-            raise ValueError(
-                f"{self.folder / CONFIG_FILE} names {refused[0]!r}; importing {module!r} runs its code. If you trust "
-                f"it: --allow-import {module}"
-            )
+            if name in _OF_THE_MACHINE and (pair := f"{name}={value}") not in self.imports:
+                raise ValueError(f"{file} sets {pair}, which only you may decide; {trust} {pair}")
+        for name, module in self.config.modules.items():
+            if not may_import(name, self.imports):
+                raise ValueError(f"{file} names {name!r}; importing {module!r} runs its code; {trust} {module}")
 
     def check_learners(self) -> None:
         """Refuse one seed alone, and runs of which no agent has a language model and a critic.
@@ -331,11 +316,7 @@ class Benchmark:
         if self.config.seeds < 2:
             raise ValueError(f"{self.folder} has one seed, and an interval needs two: run it with --seeds 3 or more")
         if not self.learners:
-            hidden = [name for name in self.config.modules if not may_import(name, self.imports)]
-            raise ValueError(
-                f"no agent of {self.folder} has a language model and a critic: {self.config.algo}"
-                + f" ({', '.join(hidden)} not imported: --allow-import)" * bool(hidden)
-            )
+            raise ValueError(f"no agent of {self.folder} has a language model and a critic: {self.config.algo}")
 
 
 def may_import(name: str, imports: tuple[str, ...] | None) -> bool:

@@ -12,22 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import trainers
-from benchmarks import figures
+from benchmarks import figures, statistics
 from benchmarks.agent_spec import AgentSpec
 from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.runs import Benchmark, Run
-from benchmarks.statistics import (
-    SIGNIFICANT,
-    Interval,
-    Values,
-    enough_runs,
-    interquartile_mean,
-    mean,
-    mean_difference,
-    performance_profile,
-    probability_of_improvement,
-    rank_tests,
-)
+from benchmarks.statistics import Interval, Values, interquartile_mean, mean, probability_of_improvement
 from lang_envs.tokenizer import load_tokenizer
 from trainers.agents.random import RandomAgent
 from trainers.loop import RECENT_EPISODES
@@ -263,15 +252,15 @@ def claims_of(comparison: dict[str, Any]) -> list[str]:
     has = f"{labels[first]} has a mean final return of {_shown(own['returns'])} (n = {seeds}{unit}{share})"
     if not others:
         return [f"{has}."]
-    if not enough_runs(seeds, len(others)):
+    if not statistics.enough_runs(seeds, len(others)):
         listed = ", ".join(f"{labels[spec]} {_shown(theirs['returns'])}" for spec, theirs in others)
         return [f"{has}; {listed}.", f"{seeds} seeds of each agent are too few for a significance test."]
-    p_values = rank_tests(own["returns"], {spec.name: theirs["returns"] for spec, theirs in others})
+    p_values = statistics.rank_tests(own["returns"], {spec.name: theirs["returns"] for spec, theirs in others})
     ways = ("significantly higher than", "significantly lower than", "not significantly different from")
     found: dict[str, list[str]] = {way: [] for way in ways}
     for spec, theirs in others:
         way = ways[2]
-        if (p := p_values[spec.name]) < SIGNIFICANT:
+        if (p := p_values[spec.name]) < statistics.SIGNIFICANT:
             way = ways[probability_of_improvement([own["returns"]], [theirs["returns"]]).value <= 0.5]
         shown = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
         found[way].append(f"{labels[spec]} ({np.mean(theirs['returns']):.3f}, {shown})")
@@ -355,7 +344,7 @@ def _draw_profiles(shares: Shares) -> Figure:
     thresholds = np.linspace(0, 1, 101)
     styles = figures.line_styles(list(shares))
     for spec, own in shares.items():
-        value, low, high = np.array(performance_profile(own, thresholds.tolist())).T
+        value, low, high = np.array(statistics.performance_profile(own, thresholds.tolist())).T
         axes.plot(thresholds, value, color=spec.colour, linestyle=styles[spec], label=spec.label, linewidth=2)
         axes.fill_between(thresholds, low, high, color=spec.colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="final return / optimal return", ylabel="fraction of runs above")
@@ -446,7 +435,9 @@ def _lengths(comparisons: Sequence[dict[str, Any]]) -> Lengths:
 
 def _gaps(found: dict[str, dict[float, list[float]]]) -> dict[float, Interval]:
     poad, ntpo = found.get("poad", {}), found.get("ntpo", {})
-    return {length: mean_difference(poad[length], ntpo[length]) for length in sorted(poad.keys() & ntpo.keys())}
+    return {
+        length: statistics.mean_difference(poad[length], ntpo[length]) for length in sorted(poad.keys() & ntpo.keys())
+    }
 
 
 def _length_claims(lengths: Lengths) -> list[str]:

@@ -198,7 +198,7 @@ class Broken(Wise):
         (("--algo", "poad[seed=5]"), "set it outside the brackets"),
         (("--algo", "ntpo[gamma_token=0.9,gamma_token=0.8]"), "gamma_token is set twice"),
         (("--algo", "ntpo", "--temperature", "1e-300"), "temperature=1e-300 must be at least 0.001"),
-        (("--env", "DataSciCoding-airlines-v0"), "To fetch it: python -m lang_envs fetch airlines"),
+        (("--env", "DataSciCoding-airlines-v0"), "run: python -m lang_envs fetch airlines"),
         (("--algo", ""), "names no agent"),
         (("--model", "./nowhere"), "./nowhere"),
     ],
