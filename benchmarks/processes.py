@@ -7,8 +7,7 @@ import multiprocessing.connection
 import os
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +49,16 @@ def run_all(runs: Sequence[Run], title: str, folder: Path, workers: int | None, 
     on_gpu = torch.cuda.is_available() and any(run.config.device != "cpu" for run in waiting)
     workers = workers or (1 if on_gpu else os.cpu_count() or 1)
     at_a_time = min(workers, len(waiting))
-    console.print(
-        f"{title}: {len(waiting)} of {len(runs)} runs to do, {at_a_time} at a time; folder: {folder}",
-        markup=False,
-        soft_wrap=True,
-    )
+    text = f"{title}: {len(waiting)} of {len(runs)} runs to do, {at_a_time} at a time; folder: {folder}"
+    console.print(text, markup=False, soft_wrap=True)
     try:
         if waiting:
             with alone_in(folder):
                 _run_in_processes(waiting, workers, Display(runs, console))
     except BaseException as error:
         why = "" if isinstance(error, KeyboardInterrupt) else f" ({type(error).__name__})"
-        console.print(
-            f"stopped{why}; to resume each run from its last checkpoint: {go_on}",
-            style="yellow",
-            markup=False,
-            soft_wrap=True,
-        )
+        text = f"stopped{why}; to resume each run from its last checkpoint: {go_on}"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
         raise
 
 
@@ -84,8 +76,11 @@ def _run_in_processes(runs: Sequence[Run], workers: int, display: Display) -> No
                     threads = 1 if run.config.embedded else max(1, (os.cpu_count() or 1) // workers)
                     # A new process for each run: no state is shared between runs.
                     running[run] = context.Process(target=execute, args=(run, threads))
-                    with _without_interrupts():
+                    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # only this process ends at Ctrl-C
+                    try:
                         running[run].start()
+                    finally:
+                        signal.signal(signal.SIGINT, before)
                 multiprocessing.connection.wait([process.sentinel for process in running.values()], timeout=0.5)
                 display.show()
                 for run in [run for run, process in running.items() if not process.is_alive()]:
@@ -111,16 +106,6 @@ def _process_context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C; this process ends them."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class RunFailed(RuntimeError):

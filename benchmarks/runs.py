@@ -282,11 +282,6 @@ class Benchmark:
         except ValueError as error:
             raise ValueError(f"{self.folder / CONFIG_FILE}: {error}") from error
 
-    def optimal_return(self, env: str, options: dict[str, Any]) -> float | None:
-        """Best discounted return in an environment; None if unknown."""
-        environment = self.environment(env, options)
-        return getattr(environment and environment.unwrapped, "optimal_return", None)
-
     def check_imports(self) -> None:
         """Refuse a configuration read from a folder that names modules which the user did not allow.
 
@@ -332,6 +327,11 @@ def refuse_another(folder: Path, begun: Mapping[str, Any], asked: Mapping[str, A
             f"{folder} was started with {key}={begun.get(key)!r}; {key}={asked.get(key)!r} is asked for. Choose "
             "another folder, or delete that one"
         )
+
+
+def optimal_return(environment: gym.Env | None) -> float | None:
+    """Best discounted return in an environment; None if unknown."""
+    return getattr(environment and environment.unwrapped, "optimal_return", None)
 
 
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:

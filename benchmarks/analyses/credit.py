@@ -60,17 +60,12 @@ class State:
 def explore(env_id: str) -> list[State]:
     """Return every state that can be reached, the first state first, without a step limit."""
     environment: Any = gym.make(env_id, interface="text").unwrapped
-    graph = planner.explore(environment)
-    return [
-        State(
-            text,
-            {
-                environment.action_names[edge.phrase]: Outcome(edge.reward, None if edge.after < 0 else edge.after)
-                for edge in edges
-            },
-        )
-        for text, edges in zip(graph.texts, graph.edges, strict=True)
-    ]
+    graph, names = planner.explore(environment), environment.action_names
+    states = [State(text, {}) for text in graph.texts]
+    for state, edges in zip(states, graph.edges, strict=True):
+        for edge in edges:
+            state.outcomes[names[edge.phrase]] = Outcome(edge.reward, None if edge.after < 0 else edge.after)
+    return states
 
 
 def follow(states: Sequence[State], actions: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ import trainers
 from benchmarks import figures, statistics
 from benchmarks.agent_spec import AgentSpec
 from benchmarks.analyses import Drawing, Presentation, Table
-from benchmarks.runs import Benchmark, Run
+from benchmarks.runs import Benchmark, Run, optimal_return
 from benchmarks.statistics import Interval, Values, interquartile_mean, mean, probability_of_improvement
 from lang_envs.tokenizer import load_tokenizer
 from trainers.agents.random import RandomAgent
@@ -59,7 +59,7 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
 def _collect(benchmark: Benchmark) -> dict[str, Any]:
     config = benchmark.config
     environment = benchmark.environment(config.env, config.env_arguments)
-    optimum = benchmark.optimal_return(config.env, config.env_arguments)
+    optimum = optimal_return(environment)
     model = config.model or "embedded"
     return {
         "title": benchmark.title,

@@ -13,7 +13,7 @@ from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
 from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.presets import FOOD, PAPER_TRANSFER
-from benchmarks.runs import MODES, Benchmark, Run
+from benchmarks.runs import MODES, Benchmark, Run, optimal_return
 from benchmarks.statistics import Interval, bootstrap_mean, compare_intervals
 
 _UNTRAINED = "untrained"
@@ -39,7 +39,7 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
         "environments": [
             {
                 "env": env,
-                "optimum": benchmark.optimal_return(env, {}),
+                "optimum": optimal_return(benchmark.environment(env, {})),
                 "agents": [
                     {"stage": stage} | spec.as_json | _summary(benchmark.of(spec), stage, env)
                     for stage, spec in columns
