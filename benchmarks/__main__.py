@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -139,7 +140,7 @@ def _command() -> str:
 def main() -> None:
     """Parse the command line and run the command."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    commands = {
+    commands: dict[str, Any] = {
         "run": BenchmarkConfig,
         "resume": resume,
         "paper": PaperConfig,
@@ -148,7 +149,7 @@ def main() -> None:
         "language-ability": language_ability,
     }
     try:
-        asked = tyro.extras.subcommand_cli_from_dict(  # calls the functions
+        asked: Any = tyro.extras.subcommand_cli_from_dict(  # calls the functions
             commands,
             prog="python -m benchmarks",
             description="Train and compare agents, and show results.",

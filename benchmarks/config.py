@@ -36,8 +36,6 @@ _MAXIMA = {
     "workers": 4_096,
 }
 """Larger numbers are refused as typing errors."""
-_ENTRY_POINT = "entry_point"
-"""Argument of ``make_env`` that names a module to import; refused as an option."""
 
 
 def _agent_options_type() -> type[Any]:
@@ -252,8 +250,8 @@ class BenchmarkConfig:
             If an argument is not one of the environment, but of how its class is imported.
         """
         options = dict(map(named_value, self.env_set))
-        if _ENTRY_POINT in options:
-            raise ValueError(f"{_ENTRY_POINT}={options[_ENTRY_POINT]!r} is no argument of an environment")
+        if "entry_point" in options:  # of make_env: names a module to import
+            raise ValueError(f"entry_point={options['entry_point']!r} is no argument of an environment")
         return options
 
     @property

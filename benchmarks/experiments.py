@@ -58,9 +58,10 @@ def _with(agents: tuple[AgentSpec, ...], **settings: object) -> tuple[AgentSpec,
 
 
 _CANDIDATES = _with(TOKEN_LEVEL, sampling="candidates")
-_RATES = (0.0001, 0.001)  # the default, 0.0003, was chosen from these three
-_SEARCHED = (*FAMILY, *(agent for rate in _RATES for agent in _with(FAMILY, actor_lr=rate)))
-_SEARCHED_CANDIDATES = (*_CANDIDATES, *(agent for rate in _RATES for agent in _with(_CANDIDATES, actor_lr=rate)))
+# the default learning rate, 0.0003, was chosen from these three
+_SEARCHED, _SEARCHED_CANDIDATES = (
+    (*agents, *_with(agents, actor_lr=0.0001), *_with(agents, actor_lr=0.001)) for agents in (FAMILY, _CANDIDATES)
+)
 _ACTION_DISCOUNT = (POAD, TWOSOME)
 _UNDISCOUNTED = (
     *_ACTION_DISCOUNT,

@@ -246,14 +246,9 @@ def _show(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], console: 
             rows = [(spec.label, *_needs(benchmark, spec, with_memory=large)) for spec in benchmark.config.agents]
             Table(title, header, rows).show(console)
     runs = distinct(benchmarks)
-    done = [run for run in runs if run.finished]
-    took = f" ({sum(run.training_hours for run in done):.1f} hours of training)" if done else ""
-    console.print(
-        f"{len(runs)} distinct runs, {len(done)} of them finished{took}, in {config.folder}."
-        + " GiB: GPU memory, estimated from the model's shape." * large,
-        markup=False,
-        soft_wrap=True,
-    )
+    text = f"{len(runs)} distinct runs, {sum(run.finished for run in runs)} of them finished, in {config.folder}."
+    text += " GiB: GPU memory, estimated from the model's shape." * large
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def _needs(benchmark: Benchmark, spec: AgentSpec, *, with_memory: bool) -> tuple[str, ...]:

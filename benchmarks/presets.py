@@ -74,9 +74,6 @@ _PAPER: dict[str, Any] = {
 }
 """Shared by all tasks and methods."""
 
-_ACTION_LEVEL: dict[str, Any] = {"entropy_level": "action"}
-_TOKEN_LEVEL: dict[str, Any] = {"gae_lambda_token": 0.95}
-
 
 _PROGRAMS: dict[str, Any] = {"sampling": "free", "end_token": True}
 _RATES = ("critic_lr", "actor_lr", "epochs", "minibatches", "gamma", "entropy_coefficient")
@@ -113,7 +110,7 @@ def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
     if (family, algo) not in _PAPER_RATES:
         pairs = ", ".join(f"{algo} on {family}" for family, algo in _PAPER_RATES)
         raise ValueError(f"the paper has no hyper-parameters for {algo} on {family}; it has them for {pairs}")
-    level = _ACTION_LEVEL if algo == "twosome" else _TOKEN_LEVEL
+    level = {"entropy_level": "action"} if algo == "twosome" else {"gae_lambda_token": 0.95}
     rates = dict(zip(_RATES, _PAPER_RATES[family, algo], strict=True))
     return _PAPER | level | rates | (_PROGRAMS if family == "DataSciCoding" else {})
 

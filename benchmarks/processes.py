@@ -65,7 +65,11 @@ def run_all(runs: Sequence[Run], title: str, folder: Path, workers: int | None, 
 def _run_in_processes(runs: Sequence[Run], workers: int, display: Display) -> None:
     for name, value in KEEP_MEMORY.items():
         os.environ.setdefault(name, value)  # for new processes: glibc reads it when a process starts
-    context = _process_context()
+    # The imports take 5.5 s and a run half a minute, so a fork server does them once for all runs. With a GPU it
+    # cannot: peft imports bitsandbytes, which initialises CUDA, and CUDA does not work in forks of such a process.
+    # There every run starts a new interpreter.
+    context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
+    context.set_forkserver_preload(list(PRELOADED))  # no effect with "spawn"
     waiting, running, failed = deque(runs), dict[Run, Any](), list[str]()
     try:
         with display:
@@ -92,20 +96,6 @@ def _run_in_processes(runs: Sequence[Run], workers: int, display: Display) -> No
         for process in running.values():
             process.terminate()
             process.join()
-
-
-def _process_context() -> Any:
-    """Return the multiprocessing context that starts a process for each run.
-
-    The imports take 5.5 s and a run half a minute, so a fork server does them once for all runs. With a GPU it cannot:
-    peft imports bitsandbytes, which initialises CUDA, and CUDA does not work in forks of such a process. There every
-    run starts a new interpreter.
-    """
-    if torch.cuda.is_available():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    return context
 
 
 class RunFailed(RuntimeError):

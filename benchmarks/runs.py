@@ -89,7 +89,8 @@ class Run:
                 values = found[env][mode][measure]
             except (KeyError, TypeError):
                 values = None
-            if not isinstance(values, list) or not values or not all(map(_is_result, values)):
+            known = isinstance(values, list) and all(is_number(own) or isinstance(own, bool) for own in values)
+            if not known or not values:
                 raise ValueError(f"{file} is damaged: {env!r:.80} has no list of numbers {mode} {measure}")
         return found
 
@@ -300,19 +301,6 @@ class Benchmark:
             if not may_import(name, self.imports):
                 raise ValueError(f"{file} names {name!r}; importing {module!r} runs its code; {trust} {module}")
 
-    def check_learners(self) -> None:
-        """Refuse one seed alone, and runs of which no agent has a language model and a critic.
-
-        Raises
-        ------
-        ValueError
-            Naming the folder, or the agents.
-        """
-        if self.config.seeds < 2:
-            raise ValueError(f"{self.folder} has one seed, and an interval needs two: run it with --seeds 3 or more")
-        if not self.learners:
-            raise ValueError(f"no agent of {self.folder} has a language model and a critic: {self.config.algo}")
-
 
 def may_import(name: str, imports: tuple[str, ...] | None) -> bool:
     """Whether ``"package.module:Class"`` may be imported: its module or a package around it is in ``imports``."""
@@ -337,10 +325,6 @@ def optimal_return(environment: gym.Env | None) -> float | None:
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
     """Make the training environments of a run."""
     return lang_envs.make_vec(config.env, config.run_defaults.num_envs, **config.env_options)
-
-
-def _is_result(value: Any) -> bool:
-    return is_number(value) or isinstance(value, bool)
 
 
 def _identity(model: str) -> str:

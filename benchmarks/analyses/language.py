@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ PERPLEXITY_FILE = "perplexity.json"
 _SEED = 1_000_000  # of no pre-training and no run
 _STEPS, _PROGRAMS = 1_000, 64
 _TOKENS_PER_FORWARD = 3072
-_TWO = [True, True]
 
 
 def applies(benchmark: Benchmark) -> bool:
@@ -153,7 +153,10 @@ def _collect(benchmark: Benchmark, tasks: list[str] | None, score: Callable[[PPO
     """Score the model before training and each run's model; perplexities are kept in the folders of the runs."""
     config = benchmark.config
     benchmark.check_imports()
-    benchmark.check_learners()
+    if config.seeds < 2:
+        raise ValueError(f"{benchmark.folder} has one seed, and an interval needs two: run it with --seeds 3 or more")
+    if not benchmark.learners:
+        raise ValueError(f"no agent of {benchmark.folder} has a language model and a critic: {config.algo}")
     before: Scores = {}
     after: dict[AgentSpec, list[Scores]] = {spec: [] for spec in benchmark.learners}
     runs = [run for spec in after for run in benchmark.of(spec)]
@@ -190,14 +193,11 @@ def _collect(benchmark: Benchmark, tasks: list[str] | None, score: Callable[[PPO
 
 def _stored(file: Path) -> tuple[Scores, Scores]:
     """Read what was measured before: finite numbers by family and part."""
-    before, after = Scores(), Scores()
-    rows = read_json(file)
-    for row in rows if isinstance(rows, list) else [rows]:
-        if not isinstance(row, list) or list(map(type, row[:2])) != [str, str] or list(map(is_number, row[2:])) != _TWO:
-            raise ValueError(f"{file} is damaged: {row!r:.80} is not a text, a part, and two numbers; delete it")
-        before[row[0], row[1]], after[row[0], row[1]] = row[2:]
-    if before.keys() != {(family, part) for family in FAMILIES for part in PARTS}:
-        raise ValueError(f"{file} is damaged: texts are missing, or there are too many; delete it")
+    keys, rows = list(product(FAMILIES, PARTS)), read_json(file)
+    whole = isinstance(rows, list) and all(isinstance(row, list) and len(row) == 4 for row in rows)
+    if not whole or [tuple(row[:2]) for row in rows] != keys or not all(is_number(n) for row in rows for n in row[2:]):
+        raise ValueError(f"{file} is damaged: expected {len(keys)} texts, each with two numbers; delete it")
+    before, after = ({key: row[at] for key, row in zip(keys, rows, strict=True)} for at in (2, 3))
     return before, after
 
 

@@ -110,15 +110,10 @@ def present(data: dict[str, Any]) -> Presentation:
     drawings = [Drawing("best-programs", _BEST, _draw_best(sets))]
     if "curves" in data:
         drawings.append(Drawing("learning-curves", _CURVES, _draw_curves(sets, data["curves"])))
-    details = [
-        (
-            f"{name}, {AgentSpec.of(own).label}: best program, ROC AUC {own['best']:.4f} (maximum of many)",
-            own["program"],
-        )
-        for name, agents in sets.items()
-        for own in agents
-        if "program" in own
-    ]
+    details = []
+    for name, own in ((name, own) for name, agents in sets.items() for own in agents if "program" in own):
+        heading = f"{name}, {AgentSpec.of(own).label}: best program, ROC AUC {own['best']:.4f} (maximum of many)"
+        details.append((heading, own["program"]))
     return Presentation(_claims(sets), [Table("Programs", _HEADER, rows)], drawings, _NOTES, details)
 
 

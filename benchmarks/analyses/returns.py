@@ -89,9 +89,7 @@ def of_runs(runs: Sequence[Run], optimum: float | None) -> dict[str, Any]:
         "returns": [result["sampled"]["return"] for result in results],
         "greedy": [result["greedy"]["return"] for result in results],
         "success": [result["sampled"]["success"] for result in results],
-        "steps_to_90_percent": [
-            curve[-1]["step"] if at is None else at for at, curve in zip(reached, curves, strict=True)
-        ],
+        "steps_to_90_percent": [at or curve[-1]["step"] for at, curve in zip(reached, curves, strict=True)],
         "never": reached.count(None),
         "regressed": sum(_regressed(curve, at, optimum) for curve, at in zip(curves, reached, strict=True)),
         "kl": [_mean_of(curve, "approximate_kl") for curve in curves],
@@ -453,9 +451,8 @@ def _length_claims(lengths: Lengths) -> list[str]:
 def _draw_lengths(lengths: Lengths, optimum: float | None) -> Figure:
     figure, (differences, *panels) = figures.grid(1 + len(lengths), 2, 4.8, 3.2)
     side_by_side = (0.92, 1.0, 1.08)
-    for (name, found), axes, shift, grey in zip(
-        lengths.items(), panels, side_by_side, ("black", "#777777", "#BBBBBB"), strict=False
-    ):
+    greys = ("black", "#777777", "#BBBBBB")
+    for (name, found), axes, shift, grey in zip(lengths.items(), panels, side_by_side, greys, strict=False):
         if gaps := {length * shift: gap for length, gap in _gaps(found).items()}:
             figures.draw_intervals_against(differences, gaps, grey, "none", name)
         for (algorithm, own), factor in zip(found.items(), side_by_side, strict=False):

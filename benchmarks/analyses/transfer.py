@@ -121,13 +121,10 @@ def _claims(environments: Sequence[dict[str, Any]]) -> list[str]:
     def success(environment: dict[str, Any], column: int, mode: str) -> Interval:
         return Interval(**environment["agents"][column][f"{mode}_success"])
 
-    rates = {
-        mode: ", ".join(
-            f"{label} {np.mean([success(environment, at, mode).value for environment in environments]):.0%}"
-            for at, label in enumerate(labels)
-        )
-        for mode in MODES
-    }
+    rates = {}
+    for mode in MODES:
+        values = [[success(environment, at, mode).value for environment in environments] for at in range(len(labels))]
+        rates[mode] = ", ".join(f"{label} {np.mean(own):.0%}" for label, own in zip(labels, values, strict=True))
     claims = [
         f"Mean success rate over {len(environments)} environments, actions sampled: {rates['sampled']}; most probable "
         f"actions: {rates['greedy']}."
@@ -149,8 +146,7 @@ def _draw(environments: Sequence[dict[str, Any]]) -> Figure:
         for row, own in enumerate(environment["agents"]):
             colour = AgentSpec(own["algorithm"]).colour if own["stage"] != _UNTRAINED else _UNTRAINED_COLOUR
             figures.draw_interval(axes, Interval(**own["sampled_return"]), row, colour)
-        names = list(map(_label, agents)) if index % 4 == 0 else [""] * len(agents)
-        figures.name_rows(axes, names)
+        figures.name_rows(axes, list(map(_label, agents)) if index % 4 == 0 else [""] * len(agents))
         axes.set_xlim(-0.05, 1.05 * max([environment["optimum"] or 0.0, 0.8]))
         figures.draw_optimum(axes, environment["optimum"], vertical=True)
         axes.set(title=_short(environment["env"]), xlabel="discounted return")
