@@ -90,7 +90,7 @@ class Run:
             except (KeyError, TypeError):
                 values = None
             known = isinstance(values, list) and all(is_number(own) or isinstance(own, bool) for own in values)
-            if not known or not values:
+            if not (known and values):
                 raise ValueError(f"{file} is damaged: {env!r:.80} has no list of numbers {mode} {measure}")
         return found
 

@@ -162,8 +162,8 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     tokens = {
         action: [tokenizer.decode([i]).strip() for i in tokenizer.encode_action(action)] for action in (OPEN, CLOSE)
     }
-    steps = [benchmark.config.run_defaults.steps for benchmark in benchmarks]
-    return {"steps": steps[0] if steps else None, "tokens": tokens, "columns": columns}
+    steps = benchmarks[0].config.run_defaults.steps if benchmarks else None
+    return {"steps": steps, "tokens": tokens, "columns": columns}
 
 
 def query(agent: PPOAgent, state: State) -> Query:

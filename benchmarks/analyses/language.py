@@ -182,10 +182,7 @@ def _collect(benchmark: Benchmark, tasks: list[str] | None, score: Callable[[PPO
         "tasks": tasks,
         "before": [[*key, value] for key, value in before.items()],
         "agents": [
-            {
-                **spec.as_json,
-                "after": [[*key, mean([[own[key] for own in found]])._asdict()] for key in before],
-            }
+            {**spec.as_json, "after": [[*key, mean([[own[key] for own in found]])._asdict()] for key in before]}
             for spec, found in after.items()
         ],
     }
@@ -231,12 +228,8 @@ def _claim(data: dict[str, Any], after: dict[AgentSpec, list[Interval]]) -> str:
     rows = data["before"]
     at = next(index for index, row in enumerate(rows) if row[0] == family and row[1] == PARTS[1])
     changed = ", ".join(f"{own[at].value:.2f} ({spec.label})" for spec, own in after.items())
-    other = max(
-        abs(own[index].value / row[2] - 1)
-        for own in after.values()
-        for index, row in enumerate(rows)
-        if row[0] != family
-    )
+    others = [index for index, row in enumerate(rows) if row[0] != family]
+    other = max(abs(own[index].value / rows[index][2] - 1) for own in after.values() for index in others)
     return (
         f"Mean perplexity on actions in {family}, the family of the training environment, changes from "
         f"{rows[at][2]:.2f} to {changed}. On text of other environments it changes by at most {other:.1%}."

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
 from benchmarks.analyses import Drawing, Presentation, Table
-from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import PAPER_PROGRAMS
 from benchmarks.runs import Benchmark, Run
 from benchmarks.statistics import Interval, bootstrap_mean, compare_intervals
@@ -56,19 +55,16 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     sets: dict[str, list[dict[str, Any]]] = {}
     curves: dict[str, dict[str, Any]] = {}
     for benchmark in benchmarks:
-        name = _data_set(benchmark.config)
-        if any(spec.name in curves.get(name, {}) for spec in benchmark.config.agents):
+        config = benchmark.config
+        name = str(config.env_options.get("dataset") or config.env.rpartition(":")[2])
+        name = name.removeprefix("DataSciCoding-").removesuffix("-v0")
+        if any(spec.name in curves.get(name, {}) for spec in config.agents):
             name += f" ({benchmark.folder.resolve().name})"  # the same agents on the same data set
-        for spec in benchmark.config.agents:
+        for spec in config.agents:
             runs = benchmark.of(spec)
             sets.setdefault(name, []).append({**spec.as_json, **_of_runs(runs)})
             curves.setdefault(name, {})[spec.name] = [_curves(run) for run in runs]
     return {"sets": sets, "curves": curves}
-
-
-def _data_set(config: BenchmarkConfig) -> str:
-    given = config.env_options.get("dataset")
-    return str(given or config.env.rpartition(":")[2].removeprefix("DataSciCoding-").removesuffix("-v0"))
 
 
 def _of_runs(runs: Sequence[Run]) -> dict[str, Any]:
