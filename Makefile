@@ -78,7 +78,7 @@ bench-datascicoding: FOLDER := runs/DataSciCoding-$(shell date +%Y%m%d-%H%M%S)
 bench-datascicoding: $(INSTALLED)
 	set -ef; for name in $$SETS; do \
 		$(BIN)/python -m benchmarks run --env "DataSciCoding-$$name-v0" --runs-dir $(FOLDER) $(OPTIONS); done
-	$(BIN)/python -m benchmarks programs $(FOLDER)/*/ --output $(FOLDER)
+	$(BIN)/python -m benchmarks report $(FOLDER)/*/ --output $(FOLDER)/report.html
 
 paper: $(INSTALLED)
 	set -f; $(BIN)/python -m benchmarks paper $$ARGS

@@ -77,6 +77,16 @@ class AgentSpec:
         """Read several agents separated by commas."""
         return tuple(map(cls.parse, filter(str.strip, _split_outside_brackets(text))))
 
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> AgentSpec:
+        """The agent of a stored result."""
+        return cls(stored["algorithm"], stored["settings"])
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """What :meth:`of` reads."""
+        return {"algorithm": self.algorithm, "settings": dict(self.settings)}
+
     @property
     def name(self) -> str:
         """The agent as it is typed on the command line."""

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -36,8 +36,6 @@ _MAXIMA = {
     "workers": 4_096,
 }
 """Larger numbers are refused as typing errors."""
-_ENTRY_POINT = "entry_point"
-"""Argument of ``make_env`` that names a module to import; refused as an option."""
 
 
 def _agent_options_type() -> type[Any]:
@@ -45,29 +43,20 @@ def _agent_options_type() -> type[Any]:
     hints: dict[str, Any] = {}
     helps: dict[str, str] = {}
     defaults: dict[str, dict[str, tuple[Any, Any]]] = {}
-    for name in AGENTS:
-        if (kind := getattr(agent_class(name), "settings_type", None)) is None:
-            continue
+    kinds = {name: getattr(agent_class(name), "settings_type", None) for name in AGENTS}
+    for name, kind in ((name, kind) for name, kind in kinds.items() if kind is not None):
         for parent in kind.__mro__[:-1]:
             documented = docstring_parser.parse_from_object(parent).params
-            texts = {found.arg_name: " ".join((found.description or "").split()) for found in documented}
-            helps = {name: text for name, text in texts.items() if text} | helps
+            helps = {own.arg_name: " ".join(own.description.split()) for own in documented if own.description} | helps
         hints |= get_type_hints(kind)
-        embedded, other = resolve(kind, "embedded", {}), resolve(kind, "a model", {})
-        for own in dataclasses.fields(kind):
-            defaults.setdefault(own.name, {})[name] = getattr(embedded, own.name), getattr(other, own.name)
-    fields = [
-        (
-            name,
-            Annotated[
-                hints[name] | None,
-                tyro.conf.arg(help=helps[name], help_behavior_hint=_default_text(own), metavar=_metavar(hints[name])),
-            ],
-            field(default=None),
-        )
-        for name, own in defaults.items()
-        if name not in ("seed", "device")  # options of all runs
-    ]
+        embedded, other = asdict(resolve(kind, "embedded", {})), asdict(resolve(kind, "a model", {}))
+        for setting in embedded.keys() - {"seed", "device"}:  # those are options of all runs
+            defaults.setdefault(setting, {})[name] = embedded[setting], other[setting]
+    fields = []
+    for name in (name for name in hints if name in defaults):
+        text, metavar = _default_text(defaults[name]), _metavar(hints[name])
+        shown = tyro.conf.arg(help=helps[name], help_behavior_hint=text, metavar=metavar)
+        fields.append((name, Annotated[hints[name] | None, shown], field(default=None)))
     made = dataclasses.make_dataclass("AgentOptions", fields, frozen=True)
     made.__module__ = __name__  # where pickle looks for it
     return made
@@ -79,16 +68,15 @@ def _default_text(defaults: dict[str, tuple[Any, Any]]) -> str:
     if all(value is None for pair in defaults.values() for value in pair):
         return ""  # the help text says what None means
 
-    def by_agent(values: dict[str, Any]) -> str:
+    def by_agent(model: int) -> str:
         agents: dict[str, list[str]] = {}
-        for agent, value in values.items():
-            shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for agent, pair in defaults.items():
+            shown = " ".join(map(str, pair[model])) if isinstance(pair[model], tuple) else str(pair[model])
             agents.setdefault(shown, []).append(agent)
-        if len(agents) == 1:
-            return next(iter(agents))
-        return ", ".join(f"{shown} ({' '.join(names)})" for shown, names in agents.items())
+        every = [f"{shown} ({' '.join(names)})" for shown, names in agents.items()]
+        return ", ".join(every if len(agents) > 1 else agents)
 
-    embedded, other = (by_agent({agent: pair[k] for agent, pair in defaults.items()}) for k in (0, 1))
+    embedded, other = by_agent(0), by_agent(1)
     return f"(default: {embedded})" if embedded == other else f"(default: {embedded}; other models: {other})"
 
 
@@ -235,7 +223,7 @@ class BenchmarkConfig:
         """Return keyword arguments of an agent's class: the preset, options of all agents, its own, the seed."""
         if spec.algorithm == "random":
             return {**spec.settings, "seed": seed}
-        given = {option: value for option, value in dataclasses.asdict(self.agent).items() if value is not None}
+        given = {option: value for option, value in asdict(self.agent).items() if value is not None}
         given |= {option: getattr(self, option) for option in ("model", "device") if getattr(self, option) is not None}
         preset: dict[str, Any] = {}
         if spec.algorithm in AGENTS:
@@ -262,8 +250,8 @@ class BenchmarkConfig:
             If an argument is not one of the environment, but of how its class is imported.
         """
         options = dict(map(named_value, self.env_set))
-        if _ENTRY_POINT in options:
-            raise ValueError(f"{_ENTRY_POINT}={options[_ENTRY_POINT]!r} is no argument of an environment")
+        if "entry_point" in options:  # of make_env: names a module to import
+            raise ValueError(f"entry_point={options['entry_point']!r} is no argument of an environment")
         return options
 
     @property
@@ -274,7 +262,7 @@ class BenchmarkConfig:
 
     def save(self, path: Path) -> None:
         """Write the configuration as JSON."""
-        write_atomically(path, json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n")
+        write_atomically(path, json.dumps(asdict(self), indent=2, default=str) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> BenchmarkConfig:
@@ -313,15 +301,8 @@ def made_env(env: str, options: dict[str, Any]) -> gym.Env:
             "own, set PYTHONPATH to its folder: PYTHONPATH=. make bench ...)"
         ) from error
     except (gym.error.Error, TypeError, FileNotFoundError) as error:
-        known = env in ENVIRONMENTS or env in TEMPLATES
-        raise ValueError(
-            f"env={env!r}: {error}" if known or ":" in env else unknown("environment", env, ENVIRONMENTS)
-        ) from None
-
-
-def unknown(kind: str, name: str, known: Any) -> str:
-    """Return an error text with the nearest known names and the command that lists all."""
-    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    others = f" Similar: {', '.join(near[1:])}." if near[1:] else ""
-    return f"there is no {kind} {name!r}.{hint}{others} List all: python -m lang_envs list"
+        if env in ENVIRONMENTS or env in TEMPLATES or ":" in env:
+            raise ValueError(f"env={env!r}: {error}") from None
+        near = difflib.get_close_matches(env, ENVIRONMENTS, n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no environment {env!r}.{hint} List all: python -m lang_envs list") from None

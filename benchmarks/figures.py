@@ -101,9 +101,14 @@ def draw_dots(axes: Axes, rows: Sequence[tuple[str, str, Values]], xlabel: str) 
         axes.scatter(values, row + np.asarray(spread), s=12, color=colour, alpha=0.55, linewidth=0)
         if len(values) > 1:
             draw_interval(axes, mean([values]), row, colour)
-    axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    name_rows(axes, [name for name, *_ in rows])
     axes.set_xlabel(xlabel)
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows at heights 0, 1, ..., the first at the top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def draw_interval(axes: Axes, interval: Interval, row: float, colour: str, label: str | None = None) -> None:

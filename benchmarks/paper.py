@@ -13,13 +13,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from benchmarks.action_length import QUICK, READING, base_model
 from benchmarks.agent_spec import AgentSpec
+from benchmarks.analyses import Table
 from benchmarks.config import AgentOptions, BenchmarkConfig, OptionalInt, OptionalText
 from benchmarks.experiments import EXPERIMENTS, Comparison, Experiment
 from benchmarks.presets import run_defaults
@@ -114,10 +112,8 @@ class PaperConfig:
                 raise ValueError(f"{name}={value!r} needs --scale 7b")
         if self.quick and self.scale == "7b":
             raise ValueError("--quick needs --scale embedded; --scale 7b --dry-run prints what would be run")
-        if self.seeds is not None and self.seeds < 2:
-            raise ValueError(f"seeds={self.seeds}: an interval needs at least 2")
-        if self.seeds is not None and self.seeds > _MOST_SEEDS:
-            raise ValueError(f"seeds={self.seeds} is more than {_MOST_SEEDS:,}")
+        if self.seeds is not None and not 2 <= self.seeds <= _MOST_SEEDS:
+            raise ValueError(f"seeds={self.seeds}: an interval needs at least 2, and at most {_MOST_SEEDS:,} are done")
 
     def benchmarks(self, name: str) -> list[Benchmark]:
         """The benchmarks of an experiment, one for each comparison."""
@@ -243,26 +239,16 @@ def distinct(benchmarks: dict[str, list[Benchmark]]) -> list[Run]:
 def _show(config: PaperConfig, benchmarks: dict[str, list[Benchmark]], console: Console) -> None:
     """Print a table for each comparison, with a line for each agent."""
     large = config.scale == "7b"
+    header = ("agent", "runs", "finished", "updates", "learning rate: actor", "critic", *["GiB"] * large)
     for name, found in benchmarks.items():
         for benchmark in found:
             title = f"{name}: {benchmark.title}, {benchmark.config.run_defaults.steps:,} steps a run"
-            console.print(title, style="bold", soft_wrap=True, highlight=False, markup=False)
-            table = Table(box=SIMPLE_HEAD, pad_edge=False)
-            table.add_column("agent", overflow="fold")
-            for column in ("runs", "finished", "updates", "learning rate: actor", "critic", *["GiB"] * large):
-                table.add_column(column, justify="right")
-            for spec in benchmark.config.agents:
-                table.add_row(escape(spec.label), *_needs(benchmark, spec, with_memory=large))
-            console.print(table)
+            rows = [(spec.label, *_needs(benchmark, spec, with_memory=large)) for spec in benchmark.config.agents]
+            Table(title, header, rows).show(console)
     runs = distinct(benchmarks)
-    done = [run for run in runs if run.finished]
-    took = f" ({sum(run.training_hours for run in done):.1f} hours of training)" if done else ""
-    console.print(
-        f"{len(runs)} distinct runs, {len(done)} of them finished{took}, in {config.folder}."
-        + " GiB: GPU memory, estimated from the model's shape." * large,
-        markup=False,
-        soft_wrap=True,
-    )
+    text = f"{len(runs)} distinct runs, {sum(run.finished for run in runs)} of them finished, in {config.folder}."
+    text += " GiB: GPU memory, estimated from the model's shape." * large
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def _needs(benchmark: Benchmark, spec: AgentSpec, *, with_memory: bool) -> tuple[str, ...]:

@@ -74,31 +74,20 @@ _PAPER: dict[str, Any] = {
 }
 """Shared by all tasks and methods."""
 
-_ACTION_LEVEL: dict[str, Any] = {"entropy_level": "action"}
-_TOKEN_LEVEL: dict[str, Any] = {"gae_lambda_token": 0.95}
 
-
-def _rates(critic: float, actor: float, epochs: int, minibatches: int, gamma: float, entropy: float) -> dict[str, Any]:
-    return {
-        "critic_lr": critic,
-        "actor_lr": actor,
-        "epochs": epochs,
-        "minibatches": minibatches,
-        "gamma": gamma,
-        "entropy_coefficient": entropy,
-    }
-
-
-_PAPER_RATES: dict[tuple[str, str], dict[str, Any]] = {
-    ("Overcooked", "poad"): _rates(1e-5, 5e-7, 5, 2, 0.99, 0.01),
-    ("Overcooked", "ntpo"): _rates(1e-5, 5e-7, 5, 4, 0.99, 0.01),
-    ("Overcooked", "twosome"): _rates(1e-5, 5e-7, 1, 4, 0.99, 0.01),
-    ("VirtualHome", "poad"): _rates(5e-5, 1e-6, 5, 2, 0.95, 0.0001),
-    ("VirtualHome", "ntpo"): _rates(5e-5, 1e-6, 5, 2, 0.95, 0.01),
-    ("VirtualHome", "twosome"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01),
-    ("DataSciCoding", "poad"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01) | {"sampling": "free", "end_token": True},
-    ("DataSciCoding", "ntpo"): _rates(5e-5, 1e-6, 1, 4, 0.95, 0.01) | {"sampling": "free", "end_token": True},
+_PROGRAMS: dict[str, Any] = {"sampling": "free", "end_token": True}
+_RATES = ("critic_lr", "actor_lr", "epochs", "minibatches", "gamma", "entropy_coefficient")
+_PAPER_RATES = {
+    ("Overcooked", "poad"): (1e-5, 5e-7, 5, 2, 0.99, 0.01),
+    ("Overcooked", "ntpo"): (1e-5, 5e-7, 5, 4, 0.99, 0.01),
+    ("Overcooked", "twosome"): (1e-5, 5e-7, 1, 4, 0.99, 0.01),
+    ("VirtualHome", "poad"): (5e-5, 1e-6, 5, 2, 0.95, 0.0001),
+    ("VirtualHome", "ntpo"): (5e-5, 1e-6, 5, 2, 0.95, 0.01),
+    ("VirtualHome", "twosome"): (5e-5, 1e-6, 1, 4, 0.95, 0.01),
+    ("DataSciCoding", "poad"): (5e-5, 1e-6, 1, 4, 0.95, 0.01),
+    ("DataSciCoding", "ntpo"): (5e-5, 1e-6, 1, 4, 0.95, 0.01),
 }
+"""Values of :data:`_RATES` by family of environments and algorithm."""
 
 
 def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
@@ -121,12 +110,9 @@ def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
     if (family, algo) not in _PAPER_RATES:
         pairs = ", ".join(f"{algo} on {family}" for family, algo in _PAPER_RATES)
         raise ValueError(f"the paper has no hyper-parameters for {algo} on {family}; it has them for {pairs}")
-    level = _ACTION_LEVEL if algo == "twosome" else _TOKEN_LEVEL
-    return _PAPER | level | _PAPER_RATES[family, algo]
-
-
-def _table_1(untrained: Any, twosome: Any, ntpo: Any, poad: Any) -> dict[str, tuple[float, float]]:
-    return {"untrained": untrained, "twosome": twosome, "ntpo": ntpo, "poad": poad}
+    level = {"entropy_level": "action"} if algo == "twosome" else {"gae_lambda_token": 0.95}
+    rates = dict(zip(_RATES, _PAPER_RATES[family, algo], strict=True))
+    return _PAPER | level | rates | (_PROGRAMS if family == "DataSciCoding" else {})
 
 
 PAPER_PROGRAMS: dict[str, dict[str, float]] = {
@@ -143,11 +129,14 @@ PAPER_PROGRAMS: dict[str, dict[str, float]] = {
 """The paper's table 4: ROC AUC of the best program, by data set."""
 
 PAPER_TRANSFER: dict[str, dict[str, tuple[float, float]]] = {
-    "VirtualHome-cheese-v0": _table_1((0.1351, 0.55), (0.7119, 1.0), (0.7428, 1.0), (0.7553, 1.0)),
-    "VirtualHome-hamburger-v0": _table_1((0.1342, 0.55), (0.7058, 1.0), (0.7476, 1.0), (0.7602, 1.0)),
-    "VirtualHome-apple-pie-v0": _table_1((0.1656, 0.61), (0.7304, 1.0), (0.7141, 1.0), (0.7650, 1.0)),
-    "VirtualHome-pizza-v0": _table_1((0.1409, 0.55), (0.7047, 1.0), (0.7355, 1.0), (0.7625, 1.0)),
-    "VirtualHome-washing-plate-v0": _table_1((0.0527, 0.27), (0.7031, 1.0), (0.7491, 1.0), (0.7075, 1.0)),
-    "VirtualHome-laundry-v0": _table_1((0.0344, 0.15), (0.6038, 1.0), (0.5687, 1.0), (0.7014, 1.0)),
+    f"VirtualHome-{task}-v0": dict(zip(("untrained", "twosome", "ntpo", "poad"), results, strict=True))
+    for task, *results in (
+        ("cheese", (0.1351, 0.55), (0.7119, 1.0), (0.7428, 1.0), (0.7553, 1.0)),
+        ("hamburger", (0.1342, 0.55), (0.7058, 1.0), (0.7476, 1.0), (0.7602, 1.0)),
+        ("apple-pie", (0.1656, 0.61), (0.7304, 1.0), (0.7141, 1.0), (0.7650, 1.0)),
+        ("pizza", (0.1409, 0.55), (0.7047, 1.0), (0.7355, 1.0), (0.7625, 1.0)),
+        ("washing-plate", (0.0527, 0.27), (0.7031, 1.0), (0.7491, 1.0), (0.7075, 1.0)),
+        ("laundry", (0.0344, 0.15), (0.6038, 1.0), (0.5687, 1.0), (0.7014, 1.0)),
+    )
 }
 """The paper's table 1: mean discounted return and success rate over 100 episodes after training on food preparation."""

@@ -6,10 +6,8 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,32 +46,30 @@ def run_all(runs: Sequence[Run], title: str, folder: Path, workers: int | None, 
     for run in runs:
         run.check()
     waiting = [run for run in runs if not run.finished]
-    workers = workers or _default_workers(waiting)
+    on_gpu = torch.cuda.is_available() and any(run.config.device != "cpu" for run in waiting)
+    workers = workers or (1 if on_gpu else os.cpu_count() or 1)
     at_a_time = min(workers, len(waiting))
-    console.print(
-        f"{title}: {len(waiting)} of {len(runs)} runs to do, {at_a_time} at a time; folder: {folder}",
-        markup=False,
-        soft_wrap=True,
-    )
+    text = f"{title}: {len(waiting)} of {len(runs)} runs to do, {at_a_time} at a time; folder: {folder}"
+    console.print(text, markup=False, soft_wrap=True)
     try:
         if waiting:
             with alone_in(folder):
                 _run_in_processes(waiting, workers, Display(runs, console))
     except BaseException as error:
         why = "" if isinstance(error, KeyboardInterrupt) else f" ({type(error).__name__})"
-        console.print(
-            f"stopped{why}; to resume each run from its last checkpoint: {go_on}",
-            style="yellow",
-            markup=False,
-            soft_wrap=True,
-        )
+        text = f"stopped{why}; to resume each run from its last checkpoint: {go_on}"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
         raise
 
 
 def _run_in_processes(runs: Sequence[Run], workers: int, display: Display) -> None:
     for name, value in KEEP_MEMORY.items():
         os.environ.setdefault(name, value)  # for new processes: glibc reads it when a process starts
-    context = _process_context()
+    # The imports take 5.5 s and a run half a minute, so a fork server does them once for all runs. With a GPU it
+    # cannot: peft imports bitsandbytes, which initialises CUDA, and CUDA does not work in forks of such a process.
+    # There every run starts a new interpreter.
+    context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
+    context.set_forkserver_preload(list(PRELOADED))  # no effect with "spawn"
     waiting, running, failed = deque(runs), dict[Run, Any](), list[str]()
     try:
         with display:
@@ -84,10 +80,13 @@ def _run_in_processes(runs: Sequence[Run], workers: int, display: Display) -> No
                     threads = 1 if run.config.embedded else max(1, (os.cpu_count() or 1) // workers)
                     # A new process for each run: no state is shared between runs.
                     running[run] = context.Process(target=execute, args=(run, threads))
-                    with _without_interrupts():
+                    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # only this process ends at Ctrl-C
+                    try:
                         running[run].start()
+                    finally:
+                        signal.signal(signal.SIGINT, before)
                 multiprocessing.connection.wait([process.sentinel for process in running.values()], timeout=0.5)
-                display.update()
+                display.show()
                 for run in [run for run, process in running.items() if not process.is_alive()]:
                     if (code := running.pop(run).exitcode) != 0:
                         failed.append(f"{run.name} ended with code {code}")
@@ -99,37 +98,5 @@ def _run_in_processes(runs: Sequence[Run], workers: int, display: Display) -> No
             process.join()
 
 
-def _process_context() -> Any:
-    """Return the multiprocessing context that starts a process for each run.
-
-    The imports take 5.5 s and a run half a minute, so a fork server does them once for all runs. With a GPU it cannot:
-    peft imports bitsandbytes, which initialises CUDA, and CUDA does not work in forks of such a process. There every
-    run starts a new interpreter.
-    """
-    if torch.cuda.is_available():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    return context
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C; this process ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class RunFailed(RuntimeError):
     """Runs of a benchmark failed; their processes have printed the errors."""
-
-
-def _default_workers(runs: Sequence[Run]) -> int:
-    on_gpu = torch.cuda.is_available() and any(run.config.device != "cpu" for run in runs)
-    return 1 if on_gpu else os.cpu_count() or 1

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +24,7 @@ from benchmarks.paper import PAPER_FILE, asked_in
 from benchmarks.runs import Benchmark, Run
 from benchmarks.stored import typed
 from benchmarks.versions import COMMAND, VERSIONS_FILE
-from lang_envs.files import MIB, parse_json, read_json, read_text, refuse_irregular, write_atomically
+from lang_envs.files import MIB, parse_json, read_bytes, read_json, read_text, refuse_irregular, write_atomically
 from trainers.checkpoint import is_checkpoint_link
 
 ANALYSES: dict[str, Analysis] = {
@@ -32,25 +34,28 @@ ANALYSES: dict[str, Analysis] = {
     "credit": credit,
     "language": language,
 }
-AFTER_RUNS = ("returns", "programs", "transfer")
-"""Analyses of every benchmark when it ends."""
-_IN_REPORTS = (*AFTER_RUNS, "credit")
 _TITLES = {
     "returns": "returns",
     "programs": "programs",
     "transfer": "environments without training",
     "credit": "credit inside an action",
-    "language": "language ability",
 }
+"""What pages of single benchmarks are called, by analysis."""
 _MAX_CURVES = 256 * MIB
+_MIME = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
 @dataclass(frozen=True)
-class KeptFigure:
-    """A figure from before its data were stored, which cannot be drawn anew."""
+class Picture:
+    """A figure's file and caption."""
 
-    file: str
+    file: Path
     caption: str
+
+    @property
+    def data(self) -> str:
+        """The file as an address that needs no network."""
+        return f"data:{_MIME[self.file.suffix]};base64,{base64.b64encode(read_bytes(self.file)).decode()}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class Record:
     command: str = ""
     made_with: str = ""
     warning: str = ""
-    kept_figures: tuple[KeptFigure, ...] = ()
+    kept_figures: tuple[Picture, ...] = ()
+    """Figures from before their data were stored, which cannot be drawn anew."""
 
     def save(self, folder: Path, name: str) -> None:
         """Write numbers and learning curves."""
@@ -78,8 +84,9 @@ class Record:
             file.unlink(missing_ok=True)
         else:
             file.write_bytes(gzip.compress(json.dumps(curves).encode(), mtime=0))
-        stored = json.dumps(asdict(replace(self, data=data)), indent=1, allow_nan=False, ensure_ascii=False)
-        write_atomically(folder / f"{name}.json", stored + "\n")
+        stored = asdict(replace(self, data=data))
+        text = json.dumps(stored, indent=1, allow_nan=False, ensure_ascii=False, default=os.fspath)
+        write_atomically(folder / f"{name}.json", text + "\n")
 
     @classmethod
     def load(cls, folder: Path, name: str) -> Record:
@@ -128,45 +135,49 @@ def store(folder: Path, name: str, record: Record, benchmarks: Sequence[Benchmar
     write_atomically(folder / f"{name}.jsonl", "\n".join(lines) + "\n")
 
 
-def record_of(benchmark: Benchmark, analysis: str) -> Record:
-    """Collect one analysis of one benchmark."""
-    file = benchmark.folder / VERSIONS_FILE
-    lines = read_text(file).splitlines()
-    command = next((line.removeprefix(COMMAND) for line in lines if line.startswith(COMMAND)), "")
+def _record_of(benchmarks: Sequence[Benchmark], analysis: str) -> Record:
+    """Collect one analysis of one benchmark or several."""
+    lines = [line for own in benchmarks for line in read_text(own.folder / VERSIONS_FILE).splitlines()]
     return Record(
         analysis,
-        f"{benchmark.title}: {_TITLES[analysis]}",
-        ANALYSES[analysis].collect([benchmark]),
-        command=command,
-        made_with=_made_with(benchmark.runs),
+        f"{', '.join(own.title for own in benchmarks)}: {_TITLES[analysis]}",
+        ANALYSES[analysis].collect(benchmarks),
+        command="\n".join(line.removeprefix(COMMAND) for line in lines if line.startswith(COMMAND)),
+        made_with=_made_with([run for own in benchmarks for run in own.runs]),
     )
 
 
 def store_after_runs(benchmark: Benchmark) -> list[str]:
     """Store the analyses of a benchmark that has just ended in its own folder; returns their names."""
-    names = [name for name in AFTER_RUNS if ANALYSES[name].applies(benchmark)]
+    names = [name for name in ("returns", "programs", "transfer") if ANALYSES[name].applies(benchmark)]
     for name in names:
-        store(benchmark.folder, name, record_of(benchmark, name), [benchmark])
+        store(benchmark.folder, name, _record_of([benchmark], name), [benchmark])
     return names
 
 
-def store_folder(folder: Path, records: Path, imports: tuple[str, ...]) -> list[str]:
-    """Store all analyses of a benchmark, or of the paper's experiments, in a folder of records; returns their names.
+def store_folders(folders: Sequence[Path], records: Path, imports: tuple[str, ...]) -> list[str]:
+    """Store all analyses of benchmarks, or of the paper's experiments, in a folder of records; returns their names.
+
+    The programs of several benchmarks are in one record, so that a page compares data sets.
 
     Raises
     ------
     ValueError
-        If the folder has neither, or a benchmark with a run that is not finished or has another configuration.
+        If a folder has neither, or a benchmark with a run that is not finished or has another configuration.
     """
-    if (folder / PAPER_FILE).is_file():
+    stored: list[str] = []
+    papers = [folder for folder in folders if (folder / PAPER_FILE).is_file()]
+    benchmarks = [Benchmark.finished(folder, imports) for folder in folders if folder not in papers]
+    for folder in papers:
         refuse_irregular(folder, is_checkpoint_link)
-        return _store_paper(folder, records)
-    benchmark = Benchmark.finished(folder, imports)
-    name, stored = benchmark.folder.resolve().name, []
-    for analysis in _IN_REPORTS:
-        if ANALYSES[analysis].applies(benchmark):
+        stored += _store_paper(folder, records)
+    for analysis in _TITLES:
+        found = [own for own in benchmarks if ANALYSES[analysis].applies(own)]
+        together = [found] if analysis == "programs" and found else [[own] for own in found]
+        for group in together:
+            name = group[0].folder.resolve().name if len(group) == 1 else "all"
             stored.append(name if analysis == "returns" else f"{name}-{analysis}")
-            store(records, stored[-1], record_of(benchmark, analysis), [benchmark])
+            store(records, stored[-1], _record_of(group, analysis), group)
     return stored
 
 

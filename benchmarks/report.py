@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
+import tyro
 
 from benchmarks import figures
-from benchmarks.analyses import Presentation
+from benchmarks.analyses import Presentation, is_number
 from benchmarks.experiments import EXPERIMENTS, LIMITATIONS_7B
-from benchmarks.records import ANALYSES, Record, store_folder, stored_names
-from benchmarks.tables import is_number
-from lang_envs.files import read_bytes, write_atomically
-
-_MIME = {".svg": "image/svg+xml", ".png": "image/png"}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure's file and caption."""
-
-    file: Path
-    caption: str
-
-    @property
-    def data(self) -> str:
-        """The file as an address that needs no network."""
-        return f"data:{_MIME[self.file.suffix]};base64,{base64.b64encode(read_bytes(self.file)).decode()}"
+from benchmarks.records import ANALYSES, Picture, Record, store_folders, stored_names
+from lang_envs.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -41,17 +25,9 @@ class Page:
     shown: Presentation
     pictures: Sequence[Picture]
 
-    @property
-    def question(self) -> str:
-        """The experiment's question; empty for other benchmarks."""
-        return EXPERIMENTS[self.record.experiment].question if self.record.experiment else ""
-
-    @property
-    def limitations(self) -> str:
-        """The experiment's limitations; empty for other benchmarks."""
-        if not self.record.experiment:
-            return ""
-        return LIMITATIONS_7B if self.record.scale == "7b" else EXPERIMENTS[self.record.experiment].limitations
+    question: str = ""
+    """The experiment's question; empty for other benchmarks."""
+    limitations: str = ""
 
     @property
     def markdown(self) -> str:
@@ -100,29 +76,53 @@ def render_page(folder: Path, name: str) -> Page:
     pictures = [
         Picture(figures.save(own.figure, folder / f"{name}-{own.name}.svg"), own.caption) for own in shown.drawings
     ]
-    pictures += [Picture(folder / Path(kept.file).name, kept.caption) for kept in record.kept_figures]
+    pictures += [Picture(folder / kept.file.name, kept.caption) for kept in record.kept_figures]
     page = Page(record, shown, pictures)
+    if record.experiment:
+        experiment = EXPERIMENTS[record.experiment]
+        limitations = LIMITATIONS_7B if record.scale == "7b" else experiment.limitations
+        page = Page(record, shown, pictures, experiment.question, limitations)
     write_atomically(folder / f"{name}.md", page.markdown)
     return page
 
 
-def render(folder: Path, output: Path | None = None, names: Sequence[str] = (), title: str = "") -> list[Page]:
-    """Render the records of a folder, all or those named, and one HTML page of them if ``output`` is given."""
-    pages = [render_page(folder, name) for name in names or stored_names(folder)]
+def render(folder: tyro.conf.Positional[Path], output: Path | None = None) -> None:
+    """Render pages and figures again from stored records, without the runs.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder of records that ``report`` wrote, such as benchmarks/results.
+    output : Path, optional
+        Also write one HTML page of all records.
+    """
+    pages = [render_page(folder, name) for name in stored_names(folder)]
     if output is not None:
-        environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
-        environment.tests["number"] = is_number
-        template = environment.get_template("report.html")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, template.render(title=title or folder.resolve().name, pages=pages))
-    return pages
+        _write_html(output, folder.resolve().name, pages)
 
 
-def write_report(folders: Sequence[Path], output: Path, records: Path, imports: tuple[str, ...] = ()) -> Path:
-    """Store the analyses of finished runs, or of the paper's experiments, as records; render them and one HTML page.
+def write_report(
+    folders: tyro.conf.Positional[tuple[Path, ...]],
+    output: Path | None = None,
+    tables: Path | None = None,
+    allow_import: tuple[str, ...] = (),
+) -> Path:
+    """Analyse finished benchmarks, or the paper's experiments: records, Markdown pages, and one HTML page that needs no
+    network.
 
-    Modules that the folders name are not imported, except ``imports``; for environments of other modules the page has
-    no optimal return and no random policy.
+    Modules that the folders name are not imported, except those of ``--allow-import``; for environments of other
+    modules the page has no optimal return and no random policy.
+
+    Parameters
+    ----------
+    folders : tuple of Path
+        Folders of finished benchmarks, or of ``paper``.
+    output : Path, optional
+        The HTML page (default: report.html in the first folder).
+    tables : Path, optional
+        Folder for records, Markdown pages and figures (default: the page's path without .html).
+    allow_import : tuple of str
+        Modules of agents and environments that the folders name and that may be imported; their code runs.
 
     Raises
     ------
@@ -134,9 +134,20 @@ def write_report(folders: Sequence[Path], output: Path, records: Path, imports: 
     names = [folder.resolve().name for folder in folders]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"two folders have the same name: {', '.join(sorted(twice))}")
-    stored = [name for folder in folders for name in store_folder(folder, records, imports)]
+    output = output or folders[0] / "report.html"
+    output = output.with_suffix(output.suffix or ".html")
+    tables = tables or output.with_suffix("")
+    stored = store_folders(folders, tables, allow_import)
     if not stored:
         raise ValueError(f"{folders[0]} has no finished runs")
     title = " and ".join(names[:2]) + (f" and {len(names) - 2} more" if names[2:] else "")
-    render(records, output, stored, title)
+    _write_html(output, title, [render_page(tables, name) for name in stored])
+    print(f"page: {output}\nrecords, Markdown pages and figures: {tables}")
     return output
+
+
+def _write_html(output: Path, title: str, pages: Sequence[Page]) -> None:
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("benchmarks"), autoescape=True)
+    environment.tests["number"] = is_number
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, environment.get_template("report.html").render(title=title, pages=pages))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,14 @@ class Run:
         """Returns and successes of every episode on the environments of ``transfer``, by environment and mode."""
         file = self.transfer_file(stage)
         found = read_object(file) if file.exists() else {}
-        for env, modes in found.items():
-            for mode, measure in ((mode, measure) for mode in MODES for measure in ("return", "success")):
-                of_mode = modes.get(mode) if isinstance(modes, dict) else None
-                values = of_mode.get(measure) if isinstance(of_mode, dict) else None
-                if not isinstance(values, list) or not values or not all(map(_is_result, values)):
-                    raise ValueError(f"{file} is damaged: {env!r:.80} has no list of numbers {mode} {measure}")
+        for env, mode, measure in product(found, MODES, ("return", "success")):
+            try:
+                values = found[env][mode][measure]
+            except (KeyError, TypeError):
+                values = None
+            known = isinstance(values, list) and all(is_number(own) or isinstance(own, bool) for own in values)
+            if not (known and values):
+                raise ValueError(f"{file} is damaged: {env!r:.80} has no list of numbers {mode} {measure}")
         return found
 
     def missing_transfer(self, stage: str) -> list[str]:
@@ -150,28 +153,16 @@ class Run:
         """Make the untrained agent."""
         return trainers.make(self.agent.algorithm, envs, **self.config.agent_options(self.agent, self.seed))
 
-    @property
-    def checkpoint(self) -> Path:
-        """The last checkpoint.
-
-        Raises
-        ------
-        ValueError
-            If there is none.
-        """
-        if (found := newest(self.path / CHECKPOINTS_FOLDER)) is None:
-            raise ValueError(f"{self.path} has no checkpoint: delete it and run it again")
-        return found
-
     def load_agent(self, envs: Any) -> Any:
         """Make the agent of the last checkpoint.
 
         Raises
         ------
         ValueError
-            If the checkpoint is damaged.
+            If there is no checkpoint, or it is damaged.
         """
-        checkpoint = self.checkpoint
+        if (checkpoint := newest(self.path / CHECKPOINTS_FOLDER)) is None:
+            raise ValueError(f"{self.path} has no checkpoint: delete it and run it again")
         try:
             agent = self.make_agent(envs)
             agent.load(checkpoint)
@@ -292,11 +283,6 @@ class Benchmark:
         except ValueError as error:
             raise ValueError(f"{self.folder / CONFIG_FILE}: {error}") from error
 
-    def optimal_return(self, env: str, options: dict[str, Any]) -> float | None:
-        """Best discounted return in an environment; None if unknown."""
-        environment = self.environment(env, options)
-        return getattr(environment and environment.unwrapped, "optimal_return", None)
-
     def check_imports(self) -> None:
         """Refuse a configuration read from a folder that names modules which the user did not allow.
 
@@ -305,35 +291,15 @@ class Benchmark:
         ValueError
             Naming them, and the option that allows them.
         """
+        if self.imports is None:
+            return
+        file, trust = self.folder / CONFIG_FILE, "if you trust it: --allow-import"
         for name, value in self.config.env_arguments.items():
-            if name in _OF_THE_MACHINE and self.imports is not None and f"{name}={value}" not in self.imports:
-                raise ValueError(
-                    f"{self.folder / CONFIG_FILE} sets {name}={value}, which only you may decide; if you trust it: "
-                    f"--allow-import {name}={value}"
-                )
-        if refused := [name for name in self.config.modules if not may_import(name, self.imports)]:
-            module = self.config.modules[refused[0]]
-            raise ValueError(
-                f"{self.folder / CONFIG_FILE} names {refused[0]!r}; importing {module!r} runs its code. If you trust "
-                f"it: --allow-import {module}"
-            )
-
-    def check_learners(self) -> None:
-        """Refuse one seed alone, and runs of which no agent has a language model and a critic.
-
-        Raises
-        ------
-        ValueError
-            Naming the folder, or the agents.
-        """
-        if self.config.seeds < 2:
-            raise ValueError(f"{self.folder} has one seed, and an interval needs two: run it with --seeds 3 or more")
-        if not self.learners:
-            hidden = [name for name in self.config.modules if not may_import(name, self.imports)]
-            raise ValueError(
-                f"no agent of {self.folder} has a language model and a critic: {self.config.algo}"
-                + f" ({', '.join(hidden)} not imported: --allow-import)" * bool(hidden)
-            )
+            if name in _OF_THE_MACHINE and (pair := f"{name}={value}") not in self.imports:
+                raise ValueError(f"{file} sets {pair}, which only you may decide; {trust} {pair}")
+        for name, module in self.config.modules.items():
+            if not may_import(name, self.imports):
+                raise ValueError(f"{file} names {name!r}; importing {module!r} runs its code; {trust} {module}")
 
 
 def may_import(name: str, imports: tuple[str, ...] | None) -> bool:
@@ -351,13 +317,14 @@ def refuse_another(folder: Path, begun: Mapping[str, Any], asked: Mapping[str, A
         )
 
 
+def optimal_return(environment: gym.Env | None) -> float | None:
+    """Best discounted return in an environment; None if unknown."""
+    return getattr(environment and environment.unwrapped, "optimal_return", None)
+
+
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
     """Make the training environments of a run."""
     return lang_envs.make_vec(config.env, config.run_defaults.num_envs, **config.env_options)
-
-
-def _is_result(value: Any) -> bool:
-    return is_number(value) or isinstance(value, bool)
 
 
 def _identity(model: str) -> str:

@@ -49,29 +49,25 @@ def typed(cls: type[Config], saved: Any, where: str, optional: tuple[str, ...] =
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        allowed = type(value) is str and value in arguments
-    elif origin in (Union, types.UnionType):
+    if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
         (hint,) = [one for one in arguments if one is not type(None)]
         return _value(hint, value, where)
-    elif origin is tuple:
-        if isinstance(value, list) and len(value) <= _MAX_ITEMS:
-            return tuple(_value(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value))
-        allowed = False
-    elif origin is dict:
-        allowed = type(value) is dict
-    elif dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint):
         return typed(hint, value, where, tuple(get_type_hints(hint)))  # type: ignore[arg-type]
-    elif hint is Path:
+    if hint is Path:
         return Path(_value(str, value, where))
+    if origin is tuple and isinstance(value, list) and len(value) <= _MAX_ITEMS:
+        return tuple(_value(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value))
+    if origin is Literal:
+        allowed = type(value) is str and value in arguments
     elif hint is float:
         allowed = is_number(value)
     elif hint is int:
         allowed = type(value) is int and abs(value) < _MAX_INT
     else:
-        allowed = type(value) is hint and (hint is not str or len(value) <= _MAX_TEXT)
+        allowed = type(value) is (origin or hint) and (hint is not str or len(value) <= _MAX_TEXT)
     if not allowed:
         raise ValueError(f"{where} is {value!r:.80}, expected: {getattr(hint, '__name__', hint)} of a plausible size")
     return value

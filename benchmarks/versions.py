@@ -12,17 +12,7 @@ from pathlib import Path
 VERSIONS_FILE = "versions.txt"
 COMMAND = "command: "
 """Start of the line with the command."""
-_PACKAGES = (
-    "lang-envs",
-    "torch",
-    "transformers",
-    "peft",
-    "gymnasium",
-    "numpy",
-    "tokenizers",
-    "scikit-learn",
-    "bitsandbytes",
-)
+_PACKAGES = "lang-envs torch transformers peft gymnasium numpy tokenizers scikit-learn bitsandbytes"
 
 
 def versions() -> list[str]:
@@ -32,7 +22,7 @@ def versions() -> list[str]:
     describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     if shutil.which("git") and (said := subprocess.run(describe, capture_output=True, text=True)).returncode == 0:
         found.append(f"commit {said.stdout.strip()}")
-    for package in _PACKAGES:
+    for package in _PACKAGES.split():
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

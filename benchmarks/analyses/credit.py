@@ -9,7 +9,9 @@ critics of trained agents.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -18,12 +20,11 @@ from matplotlib.figure import Figure
 import trainers
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
-from benchmarks.analyses import Drawing, Presentation
+from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.presets import FOOD
 from benchmarks.runs import Benchmark, make_envs
 from benchmarks.statistics import Interval, mean
-from benchmarks.tables import Table
-from benchmarks.tabular import State, exact_values, explore, follow, token_advantages, worth_of
+from lang_envs import planner
 from trainers.agents.ppo import PPOAgent
 from trainers.prefix_tree import PrefixTree, Query
 
@@ -35,9 +36,111 @@ STATES = {
     "pancake inside": (*_TO_THE_MICROWAVE, OPEN, "put the pancake in the microwave"),
 }
 """The two states, with the actions that lead to them."""
+CASES = tuple((name, action) for name in STATES for action in (OPEN, CLOSE))
 
 Credit = dict[str, dict[str, list[float]]]
 """By state and action: the advantage of each token."""
+
+
+class Outcome(NamedTuple):
+    """An action's reward and the number of the next state; None where the episode ends."""
+
+    reward: float
+    after: int | None
+
+
+@dataclass(frozen=True)
+class State:
+    """A state's text, and what each available action leads to."""
+
+    text: str
+    outcomes: dict[str, Outcome]
+
+
+def explore(env_id: str) -> list[State]:
+    """Return every state that can be reached, the first state first, without a step limit."""
+    environment: Any = gym.make(env_id, interface="text").unwrapped
+    graph, names = planner.explore(environment), environment.action_names
+    states = [State(text, {}) for text in graph.texts]
+    for state, edges in zip(states, graph.edges, strict=True):
+        for edge in edges:
+            state.outcomes[names[edge.phrase]] = Outcome(edge.reward, None if edge.after < 0 else edge.after)
+    return states
+
+
+def follow(states: Sequence[State], actions: Sequence[str]) -> int:
+    """Return the number of the state that actions lead to from the first one."""
+    at = 0
+    for action in actions:
+        after = states[at].outcomes[action].after
+        assert after is not None
+        at = after
+    return at
+
+
+def exact_values(
+    states: Sequence[State],
+    trees: Sequence[PrefixTree],
+    log_probs: Sequence[np.ndarray],
+    *,
+    gamma: float,
+    gamma_token: float,
+) -> list[np.ndarray]:
+    """Solve the Bellman equations of a policy for the values of all prefixes (arXiv 2405.15821, eqs. 9, 10, 13, 14).
+
+    Parameters
+    ----------
+    trees : sequence of PrefixTree
+        The actions of each state, in their order.
+    log_probs : sequence of float arrays (K, L)
+        Log-probability of each token of each action, given those before it.
+    gamma, gamma_token : float
+        Discount of an action (γ_a) and of each of its tokens but the last (γ_w).
+
+    Returns
+    -------
+    list of float64 arrays (M,)
+        For each state the values at the nodes of its tree, the root first.
+    """
+    count = len(states)
+    weights, constants = np.zeros((count, count)), np.zeros(count)
+    lengths = [tree.mask.sum(1) for tree in trees]
+    for i, state in enumerate(states):
+        chances = np.exp(log_probs[i].sum(1)) * gamma_token ** (lengths[i] - 1)
+        for chance, outcome in zip(chances, state.outcomes.values(), strict=True):
+            constants[i] += chance * outcome.reward
+            if outcome.after is not None:
+                weights[i, outcome.after] += chance * gamma
+    roots = np.linalg.solve(np.eye(count) - weights, constants)
+
+    values = []
+    for i, state in enumerate(states):
+        ends = np.array([worth_of(outcome, roots, gamma) for outcome in state.outcomes.values()])
+        nodes = np.zeros(len(trees[i].node_tokens))
+        for k, end in enumerate(ends):
+            for depth, node in enumerate(trees[i].path_nodes[k, : lengths[i][k]]):
+                chance = np.exp(log_probs[i][k, depth : lengths[i][k]].sum())
+                nodes[node] += chance * gamma_token ** (lengths[i][k] - 1 - depth) * end
+        values.append(nodes)
+    return values
+
+
+def worth_of(outcome: Outcome, roots: np.ndarray, gamma: float) -> float:
+    """Return the reward plus the discounted value of the next state; ``roots`` are the values of all states."""
+    return outcome.reward + (0.0 if outcome.after is None else gamma * float(roots[outcome.after]))
+
+
+def token_advantages(
+    tree: PrefixTree, choice: int, nodes: np.ndarray, worth: float, *, gamma_token: float
+) -> np.ndarray:
+    """Return the one-step advantage (λ = 0) of each token of an action.
+
+    ``nodes`` are the values at the tree's nodes; ``worth`` is the action's reward plus the discounted value of the next
+    state.
+    """
+    path = tree.path_nodes[choice, : int(tree.mask[choice].sum())]
+    after = np.append(gamma_token * nodes[path[1:]], worth)
+    return after - nodes[path]
 
 
 def applies(benchmark: Benchmark) -> bool:
@@ -47,13 +150,7 @@ def applies(benchmark: Benchmark) -> bool:
 
 
 def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
-    """Collect advantages: exact under the untrained embedded model; of each agent's critics, their mean over seeds.
-
-    Raises
-    ------
-    ValueError
-        If a benchmark is of another environment or model, has fewer than two seeds, or no agent with a critic.
-    """
+    """Collect advantages: exact under the untrained embedded model; of each agent's critics, their mean over seeds."""
     states = explore(FOOD)
     untrained = trainers.make("poad", gym.make(FOOD), seed=0)
     columns: list[dict[str, Any]] = [
@@ -65,8 +162,8 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     tokens = {
         action: [tokenizer.decode([i]).strip() for i in tokenizer.encode_action(action)] for action in (OPEN, CLOSE)
     }
-    steps = [benchmark.config.run_defaults.steps for benchmark in benchmarks]
-    return {"steps": steps[0] if steps else None, "tokens": tokens, "columns": columns}
+    steps = benchmarks[0].config.run_defaults.steps if benchmarks else None
+    return {"steps": steps, "tokens": tokens, "columns": columns}
 
 
 def query(agent: PPOAgent, state: State) -> Query:
@@ -106,43 +203,29 @@ def _credit(
     gamma_token: float | None,
 ) -> Credit:
     roots = np.array([nodes[0] for nodes in values])
-    found: Credit = {}
-    for name, way in STATES.items():
-        at = follow(states, way)
-        found[name] = {}
-        for action in (OPEN, CLOSE):
-            choice = list(states[at].outcomes).index(action)
-            worth = worth_of(states[at].outcomes[action], roots, gamma)
-            if gamma_token is None:
-                advantages = np.full(int(trees[at].mask[choice].sum()), worth - roots[at])
-            else:
-                advantages = token_advantages(trees[at], choice, values[at], worth, gamma_token=gamma_token)
-            found[name][action] = advantages.tolist()
+    found: Credit = {name: {} for name in STATES}
+    for name, action in CASES:
+        at = follow(states, STATES[name])
+        choice = list(states[at].outcomes).index(action)
+        worth = worth_of(states[at].outcomes[action], roots, gamma)
+        if gamma_token is None:
+            advantages = np.full(int(trees[at].mask[choice].sum()), worth - roots[at])
+        else:
+            advantages = token_advantages(trees[at], choice, values[at], worth, gamma_token=gamma_token)
+        found[name][action] = advantages.tolist()
     return found
 
 
 def _of_critics(benchmark: Benchmark, states: Sequence[State]) -> list[dict[str, Any]]:
-    config = benchmark.config
-    if config.env.rpartition(":")[2] != FOOD:
-        raise ValueError(f"the study needs runs in {FOOD}; {benchmark.folder} has runs in {config.env}")
-    if not config.embedded:
-        raise ValueError(f"the study needs the embedded model; {benchmark.folder} has {config.model}")
-    benchmark.check_imports()
-    benchmark.check_learners()
-    envs = make_envs(config)
     columns = []
-    for spec in benchmark.learners:
-        found = [critic_credit(run.load_agent(envs), states) for run in benchmark.of(spec)]
-        credit = {
-            name: {
-                action: [mean([values]) for values in zip(*(own[name][action] for own in found), strict=True)]
-                for action in (OPEN, CLOSE)
-            }
-            for name in STATES
-        }
-        agent = {"algorithm": spec.algorithm, "settings": dict(spec.settings)}
-        columns.append({**agent, "seeds": len(found), "credit": credit})
-    envs.close()
+    with closing(make_envs(benchmark.config)) as envs:
+        for spec in benchmark.learners:
+            found = [critic_credit(run.load_agent(envs), states) for run in benchmark.of(spec)]
+            credit: dict[str, dict[str, list[Interval]]] = {name: {} for name in STATES}
+            for name, action in CASES:
+                tokens = zip(*(own[name][action] for own in found), strict=True)
+                credit[name][action] = [mean([values]) for values in tokens]
+            columns.append({**spec.as_json, "seeds": len(found), "credit": credit})
     return columns
 
 
@@ -154,8 +237,7 @@ def present(data: dict[str, Any]) -> Presentation:
     header = ("state", "action", "credit", *(f"token {n}" for n in range(1, 1 + longest)))
     rows = [
         (name, f"`{' '.join(tokens[action])}`", label, *_cells(credit[name][action], longest))
-        for name in STATES
-        for action in (OPEN, CLOSE)
+        for name, action in CASES
         for label, credit in columns.items()
     ]
     drawing = Drawing("credit", _CAPTION, _draw(columns, tokens))
@@ -172,14 +254,13 @@ _CAPTION = (
 def _label(column: dict[str, Any]) -> str:
     if "exact" in column:
         return f"exact, {column['exact']}"
-    return f"critic, {AgentSpec(column['algorithm'], column['settings']).label}"
+    return f"critic, {AgentSpec.of(column).label}"
 
 
 def _claim(columns: dict[str, Credit]) -> str:
     """Say how far the tokens of an action are from adding up to its advantage."""
-    cases = [(name, action) for name in STATES for action in (OPEN, CLOSE)]
     whole, ntpo, bad = (
-        [columns[f"exact, {level}"][name][action] for name, action in cases]
+        [columns[f"exact, {level}"][name][action] for name, action in CASES]
         for level in ("action level", "NTPO", "BAD")
     )
     missed = [max(abs(sum(own) - all_of[0]) for own, all_of in zip(way, whole, strict=True)) for way in (bad, ntpo)]
@@ -216,16 +297,10 @@ def _value(found: float | Sequence[float]) -> float:
 
 
 def _draw(columns: dict[str, Credit], tokens: dict[str, list[str]]) -> Figure:
-    largest = max(
-        abs(_value(cell))
-        for credit in columns.values()
-        for own in credit.values()
-        for cells in own.values()
-        for cell in cells
-    )
+    every = (cell for credit in columns.values() for name, action in CASES for cell in credit[name][action])
+    largest = max(abs(_value(cell)) for cell in every)
     figure, panels = figures.grid(2 * len(STATES), 2, 5.2, 1.1 + 0.3 * len(columns))
-    cases = [(name, action) for name in STATES for action in (OPEN, CLOSE)]
-    for axes, (name, action) in zip(panels, cases, strict=True):
+    for axes, (name, action) in zip(panels, CASES, strict=True):
         numbers = np.full((len(columns), len(tokens[action])), np.nan)
         for y, credit in enumerate(columns.values()):
             own = [_value(cell) for cell in credit[name][action]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,12 +11,10 @@ from matplotlib.figure import Figure
 
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
-from benchmarks.analyses import Drawing, Presentation
-from benchmarks.config import BenchmarkConfig
+from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.presets import PAPER_PROGRAMS
 from benchmarks.runs import Benchmark, Run
 from benchmarks.statistics import Interval, bootstrap_mean, compare_intervals
-from benchmarks.tables import Table
 from lang_envs.datascicoding.env import BEST_PROGRAM_FILE
 from lang_envs.files import read_text
 
@@ -51,25 +50,21 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If two benchmarks have the same agent on the same data set, or a best program is missing.
+        If a best program is missing.
     """
     sets: dict[str, list[dict[str, Any]]] = {}
     curves: dict[str, dict[str, Any]] = {}
     for benchmark in benchmarks:
-        name = _data_set(benchmark.config)
-        for spec in benchmark.config.agents:
-            if spec.name in curves.get(name, {}):
-                raise ValueError(f"{benchmark.folder} has {spec.label} on {name}, and so has another of these folders")
+        config = benchmark.config
+        name = str(config.env_options.get("dataset") or config.env.rpartition(":")[2])
+        name = name.removeprefix("DataSciCoding-").removesuffix("-v0")
+        if any(spec.name in curves.get(name, {}) for spec in config.agents):
+            name += f" ({benchmark.folder.resolve().name})"  # the same agents on the same data set
+        for spec in config.agents:
             runs = benchmark.of(spec)
-            own = {"algorithm": spec.algorithm, "settings": dict(spec.settings), **_of_runs(runs)}
-            sets.setdefault(name, []).append(own)
+            sets.setdefault(name, []).append({**spec.as_json, **_of_runs(runs)})
             curves.setdefault(name, {})[spec.name] = [_curves(run) for run in runs]
     return {"sets": sets, "curves": curves}
-
-
-def _data_set(config: BenchmarkConfig) -> str:
-    given = config.env_options.get("dataset")
-    return str(given or config.env.rpartition(":")[2].removeprefix("DataSciCoding-").removesuffix("-v0"))
 
 
 def _of_runs(runs: Sequence[Run]) -> dict[str, Any]:
@@ -105,18 +100,16 @@ def present(data: dict[str, Any]) -> Presentation:
     sets: dict[str, list[dict[str, Any]]] = data["sets"]
     rows: list[tuple[str, ...]] = []
     for name, agents in sets.items():
-        rows += [(name, _spec(own).label, *_cells(own)) for own in agents]
+        rows += [(name, AgentSpec.of(own).label, *_cells(own)) for own in agents]
         published = PAPER_PROGRAMS.get(name, {}).items()
         rows += [(name, by, "", f"{score:.4f} (published)", "", "", "", "") for by, score in published]
     drawings = [Drawing("best-programs", _BEST, _draw_best(sets))]
     if "curves" in data:
-        drawings.append(Drawing("learning-curves", _CURVES, _draw_curves(data["curves"])))
-    details = [
-        (f"{name}, {_spec(own).label}: best program, ROC AUC {own['best']:.4f} (maximum of many)", own["program"])
-        for name, agents in sets.items()
-        for own in agents
-        if "program" in own
-    ]
+        drawings.append(Drawing("learning-curves", _CURVES, _draw_curves(sets, data["curves"])))
+    details = []
+    for name, own in ((name, own) for name, agents in sets.items() for own in agents if "program" in own):
+        heading = f"{name}, {AgentSpec.of(own).label}: best program, ROC AUC {own['best']:.4f} (maximum of many)"
+        details.append((heading, own["program"]))
     return Presentation(_claims(sets), [Table("Programs", _HEADER, rows)], drawings, _NOTES, details)
 
 
@@ -125,10 +118,6 @@ _CURVES = (
     "Programs over environment steps, a row for each data set: mean over seeds, with its 95 % interval as a band; thin "
     "lines: seeds."
 )
-
-
-def _spec(own: dict[str, Any]) -> AgentSpec:
-    return AgentSpec(own["algorithm"], own["settings"])
 
 
 def _scores(own: dict[str, Any]) -> list[float]:
@@ -153,7 +142,7 @@ def _claims(sets: dict[str, list[dict[str, Any]]]) -> list[str]:
     by_agent: dict[AgentSpec, dict[str, dict[str, Any]]] = {}
     for name, agents in sets.items():
         for own in agents:
-            by_agent.setdefault(_spec(own), {})[name] = own
+            by_agent.setdefault(AgentSpec.of(own), {})[name] = own
     (first, ours), *others = by_agent.items()
     works = [Interval(**own["works"]).value for own in ours.values()]
     spread = f"{min(works):.0%} to {max(works):.0%}" if len(works) > 1 else f"{works[0]:.0%}"
@@ -176,28 +165,23 @@ def _draw_best(sets: dict[str, list[dict[str, Any]]]) -> Figure:
     for axes, (name, agents) in zip(panels, sets.items(), strict=True):
         for row, own in enumerate(agents):
             scores = _scores(own)
-            axes.scatter(scores, [row] * len(scores), s=18, color=_spec(own).colour, alpha=0.7, linewidth=0)
-        axes.set_yticks(range(len(agents)), [_spec(own).label for own in agents])
-        axes.set_ylim(len(agents) - 0.5, -0.5)
+            axes.scatter(scores, [row] * len(scores), s=18, color=AgentSpec.of(own).colour, alpha=0.7, linewidth=0)
+        figures.name_rows(axes, [AgentSpec.of(own).label for own in agents])
         _draw_published(axes, name, vertical=True)
-        axes.set_title(name)
-        axes.set_xlabel("ROC AUC")
+        axes.set(title=name, xlabel="ROC AUC")
     figures.legend_below(figure, panels)
     return figure
 
 
-def _draw_curves(curves: dict[str, dict[str, list[dict[str, Any]]]]) -> Figure:
-    figure, panels = figures.grid(len(curves) * len(_MEASURES), len(_MEASURES), 3.4, 2.6)
-    for index, axes in enumerate(panels):
-        name = list(curves)[index // len(_MEASURES)]
-        measure = list(_MEASURES)[index % len(_MEASURES)]
-        own = {
-            AgentSpec.parse(agent): [
-                (seed[measure]["step"], seed[measure]["value"]) for seed in seeds if measure in seed
-            ]
-            for agent, seeds in curves[name].items()
+def _draw_curves(sets: dict[str, list[dict[str, Any]]], curves: dict[str, dict[str, list[dict[str, Any]]]]) -> Figure:
+    figure, panels = figures.grid(len(sets) * len(_MEASURES), len(_MEASURES), 3.4, 2.6)
+    for axes, (name, measure) in zip(panels, product(sets, _MEASURES), strict=True):
+        seeds = {spec: curves[name][spec.name] for spec in map(AgentSpec.of, sets[name])}
+        drawn = {
+            spec: [(seed[measure]["step"], seed[measure]["value"]) for seed in own if measure in seed]
+            for spec, own in seeds.items()
         }
-        figures.draw_curves(axes, own)
+        figures.draw_curves(axes, drawn)
         if measure == "best_score":
             _draw_published(axes, name)
         axes.set_title(f"{name}: {_MEASURES[measure]}", fontsize="small")

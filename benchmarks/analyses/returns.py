@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import gymnasium as gym
@@ -11,23 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import trainers
-from benchmarks import figures
+from benchmarks import figures, statistics
 from benchmarks.agent_spec import AgentSpec
-from benchmarks.analyses import Drawing, Presentation
-from benchmarks.runs import Benchmark, Run
-from benchmarks.statistics import (
-    SIGNIFICANT,
-    Interval,
-    Values,
-    enough_runs,
-    interquartile_mean,
-    mean,
-    mean_difference,
-    performance_profile,
-    probability_of_improvement,
-    rank_tests,
-)
-from benchmarks.tables import Table
+from benchmarks.analyses import Drawing, Presentation, Table
+from benchmarks.runs import Benchmark, Run, optimal_return
+from benchmarks.statistics import Interval, Values, interquartile_mean, mean, probability_of_improvement
 from lang_envs.tokenizer import load_tokenizer
 from trainers.agents.random import RandomAgent
 from trainers.loop import RECENT_EPISODES
@@ -42,6 +31,10 @@ _LENGTH_SETTINGS: Mapping[str, dict[str, Any]] = {
     "without entropy bonus": {"entropy_coefficient": 0.0},
 }
 """Settings under which agents are compared over the length of actions."""
+Shares = dict[AgentSpec, list[np.ndarray]]
+"""For each agent and environment a float64 array (seeds,)."""
+Lengths = dict[str, dict[str, dict[float, list[float]]]]
+"""By key of ``_LENGTH_SETTINGS``, algorithm and tokens per action: returns of the seeds."""
 
 
 def applies(benchmark: Benchmark) -> bool:
@@ -66,7 +59,8 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
 def _collect(benchmark: Benchmark) -> dict[str, Any]:
     config = benchmark.config
     environment = benchmark.environment(config.env, config.env_arguments)
-    optimum = benchmark.optimal_return(config.env, config.env_arguments)
+    optimum = optimal_return(environment)
+    model = config.model or "embedded"
     return {
         "title": benchmark.title,
         "env": config.env,
@@ -74,15 +68,10 @@ def _collect(benchmark: Benchmark) -> dict[str, Any]:
         "steps": config.run_defaults.steps,
         "eval_episodes": config.eval_episodes,
         "optimum": optimum,
-        "discount": None if environment is None else environment.get_wrapper_attr("discount"),
-        "tokens_per_action": None
-        if environment is None
-        else tokens_per_action(environment, config.model or "embedded"),
-        "random_policy": None if environment is None else random_policy(benchmark, environment),
-        "agents": [
-            {"algorithm": spec.algorithm, "settings": dict(spec.settings)} | of_runs(benchmark.of(spec), optimum)
-            for spec in config.agents
-        ],
+        "discount": environment and environment.get_wrapper_attr("discount"),
+        "tokens_per_action": environment and tokens_per_action(environment, model),
+        "random_policy": environment and random_policy(benchmark, environment),
+        "agents": [spec.as_json | of_runs(benchmark.of(spec), optimum) for spec in config.agents],
     }
 
 
@@ -100,9 +89,7 @@ def of_runs(runs: Sequence[Run], optimum: float | None) -> dict[str, Any]:
         "returns": [result["sampled"]["return"] for result in results],
         "greedy": [result["greedy"]["return"] for result in results],
         "success": [result["sampled"]["success"] for result in results],
-        "steps_to_90_percent": [
-            curve[-1]["step"] if at is None else at for at, curve in zip(reached, curves, strict=True)
-        ],
+        "steps_to_90_percent": [at or curve[-1]["step"] for at, curve in zip(reached, curves, strict=True)],
         "never": reached.count(None),
         "regressed": sum(_regressed(curve, at, optimum) for curve, at in zip(curves, reached, strict=True)),
         "kl": [_mean_of(curve, "approximate_kl") for curve in curves],
@@ -167,16 +154,17 @@ def present(data: dict[str, Any]) -> Presentation:
     """Present final returns; over several environments also aggregates, and sweeps of γ_w or of action length."""
     comparisons = data["comparisons"]
     tables, claims, drawings = [], [], []
-    if _same_agents(comparisons):
-        claims.append(_overall_claim(comparisons))
-        tables.append(_overall_table(comparisons))
-        drawings.append(Drawing("profiles", _PROFILES, _profiles(comparisons)))
+    if shares := _shares(comparisons):
+        means = ", ".join(f"{spec.label} {mean(own).shown('{:.1%}')}" for spec, own in shares.items())
+        over = f"Mean over {len(comparisons)} environments of the final return as a fraction of the optimum"
+        claims.append(f"{over}: {means}.")
+        tables.append(_overall_table(shares))
+        drawings.append(Drawing("profiles", _PROFILES, _draw_profiles(shares)))
     if discounts := _discounts(comparisons):
         drawings.append(Drawing("discount", _DISCOUNT, _draw_discounts(discounts, comparisons[0])))
-    lengths = {(comparison["env"], comparison["tokens_per_action"]) for comparison in comparisons}
-    if len(lengths) > 2 and len(dict(lengths)) == 1:  # one environment with several tokenizers
-        claims += _length_claims(comparisons)
-        drawings.append(Drawing("length", _LENGTH, _draw_lengths(comparisons)))
+    if lengths := _lengths(comparisons):
+        claims += _length_claims(lengths)
+        drawings.append(Drawing("length", _LENGTH, _draw_lengths(lengths, comparisons[0]["optimum"])))
     several = len(comparisons) > 1
     claims += [(f"{own['title']}: " if several else "") + " ".join(claims_of(own)) for own in comparisons]
     drawings.append(Drawing("final-returns", _FINAL, _draw_final(comparisons)))
@@ -202,7 +190,7 @@ _CURVES = (
 
 def agents_of(comparison: dict[str, Any]) -> dict[AgentSpec, dict[str, Any]]:
     """The agents of a stored comparison with their values."""
-    return {AgentSpec(own["algorithm"], own["settings"]): own for own in comparison["agents"]}
+    return {AgentSpec.of(own): own for own in comparison["agents"]}
 
 
 def _labels(comparison: dict[str, Any]) -> dict[AgentSpec, str]:
@@ -258,26 +246,24 @@ def claims_of(comparison: dict[str, Any]) -> list[str]:
     agents, labels, optimum = agents_of(comparison), _labels(comparison), comparison["optimum"]
     (first, own), *others = agents.items()
     share = "" if not optimum or optimum <= 0 else f", {np.mean(own['returns']) / optimum:.1%} of the optimum"
-    seeds = len(own["returns"])
+    seeds, unit = len(own["returns"]), " seeds" * bool(others)
+    has = f"{labels[first]} has a mean final return of {_shown(own['returns'])} (n = {seeds}{unit}{share})"
     if not others:
-        return [f"{labels[first]} has a mean final return of {_shown(own['returns'])} (n = {seeds}{share})."]
-    has = f"{labels[first]} has a mean final return of {_shown(own['returns'])} (n = {seeds} seeds{share})"
-    if not enough_runs(seeds, len(others)):
+        return [f"{has}."]
+    if not statistics.enough_runs(seeds, len(others)):
         listed = ", ".join(f"{labels[spec]} {_shown(theirs['returns'])}" for spec, theirs in others)
         return [f"{has}; {listed}.", f"{seeds} seeds of each agent are too few for a significance test."]
-    p_values = rank_tests(own["returns"], {spec.name: theirs["returns"] for spec, theirs in others})
-    found: dict[str, list[str]] = {"higher than": [], "lower than": [], "not different from": []}
+    p_values = statistics.rank_tests(own["returns"], {spec.name: theirs["returns"] for spec, theirs in others})
+    ways = ("significantly higher than", "significantly lower than", "not significantly different from")
+    found: dict[str, list[str]] = {way: [] for way in ways}
     for spec, theirs in others:
-        way = "not different from"
-        if (p := p_values[spec.name]) < SIGNIFICANT:
-            higher = probability_of_improvement([own["returns"]], [theirs["returns"]]).value > 0.5
-            way = "higher than" if higher else "lower than"
-        found[way].append(f"{labels[spec]} ({np.mean(theirs['returns']):.3f}, {_p(p)})")
-    test = "rank test, Holm's correction"
-    parts = [f"significantly {way} that of {', '.join(they)}" for way, they in list(found.items())[:2] if they]
-    if same := found["not different from"]:
-        parts.append(f"not significantly different from that of {', '.join(same)}")
-    return [f"{has}.", f"This is {'; '.join(parts)} ({test})."]
+        way = ways[2]
+        if (p := p_values[spec.name]) < statistics.SIGNIFICANT:
+            way = ways[probability_of_improvement([own["returns"]], [theirs["returns"]]).value <= 0.5]
+        shown = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+        found[way].append(f"{labels[spec]} ({np.mean(theirs['returns']):.3f}, {shown})")
+    parts = [f"{way} that of {', '.join(they)}" for way, they in found.items() if they]
+    return [f"{has}.", f"This is {'; '.join(parts)} (rank test, Holm's correction)."]
 
 
 def _notes(comparisons: Sequence[dict[str, Any]]) -> list[str]:
@@ -317,32 +303,26 @@ def _shown(
     return statistic([np.array(known)]).shown(form) if len(known) > 1 else form.format(known[0])
 
 
-def _p(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
-
-
 # --------------------------------------------------------------------------------------------- several environments
 
 
-def _same_agents(comparisons: Sequence[dict[str, Any]]) -> bool:
-    """Whether the same agents were trained in several environments whose optimal returns are known and positive."""
-    names = {tuple(spec.name for spec in agents_of(comparison)) for comparison in comparisons}
+def _shares(comparisons: Sequence[dict[str, Any]]) -> Shares:
+    """Returns as fractions of the optimum, if the same agents were trained in several environments.
+
+    Empty also if an optimal return is not known or not positive, or an agent has one run only.
+    """
+    first, *others = [agents_of(comparison) for comparison in comparisons]
     envs = {comparison["env"] for comparison in comparisons}
-    several = len(names) == 1 and len(envs) == len(comparisons) > 1 and len(next(iter(names))) > 1
-    return several and all((own["optimum"] or 0) > 0 and len(own["agents"][0]["returns"]) > 1 for own in comparisons)
+    same = (
+        len(first) > 1 and others and len(envs) == len(comparisons) and all(list(own) == list(first) for own in others)
+    )
+    if not same or not all((own["optimum"] or 0) > 0 and len(own["agents"][0]["returns"]) > 1 for own in comparisons):
+        return {}
+    return {spec: [np.array(agents_of(own)[spec]["returns"]) / own["optimum"] for own in comparisons] for spec in first}
 
 
-def _shares(comparisons: Sequence[dict[str, Any]]) -> dict[AgentSpec, list[np.ndarray]]:
-    """Returns as fractions of the optimum: for each agent and environment a float64 array (seeds,)."""
-    return {
-        spec: [np.array(agents_of(own)[spec]["returns"]) / own["optimum"] for own in comparisons]
-        for spec in agents_of(comparisons[0])
-    }
-
-
-def _overall_table(comparisons: Sequence[dict[str, Any]]) -> Table:
-    shares = _shares(comparisons)
-    first = next(iter(shares))
+def _overall_table(shares: Shares) -> Table:
+    first, *_ = shares
     rows = [
         (
             spec.label,
@@ -354,26 +334,18 @@ def _overall_table(comparisons: Sequence[dict[str, Any]]) -> Table:
         for spec, own in shares.items()
     ]
     header = ("agent", "n", "interquartile mean", "mean", f"P({first.label} is better)")
-    return Table(f"All {len(comparisons)} environments: final return as a fraction of the optimum", header, rows)
+    return Table(f"All {len(shares[first])} environments: final return as a fraction of the optimum", header, rows)
 
 
-def _overall_claim(comparisons: Sequence[dict[str, Any]]) -> str:
-    shares = _shares(comparisons)
-    means = ", ".join(f"{spec.label} {mean(own).shown('{:.1%}')}" for spec, own in shares.items())
-    return f"Mean over {len(comparisons)} environments of the final return as a fraction of the optimum: {means}."
-
-
-def _profiles(comparisons: Sequence[dict[str, Any]]) -> Figure:
+def _draw_profiles(shares: Shares) -> Figure:
     figure, (axes,) = figures.grid(1, 1, 6.5, 3.4)
     thresholds = np.linspace(0, 1, 101)
-    shares = _shares(comparisons)
     styles = figures.line_styles(list(shares))
     for spec, own in shares.items():
-        value, low, high = np.array(performance_profile(own, thresholds.tolist())).T
+        value, low, high = np.array(statistics.performance_profile(own, thresholds.tolist())).T
         axes.plot(thresholds, value, color=spec.colour, linestyle=styles[spec], label=spec.label, linewidth=2)
         axes.fill_between(thresholds, low, high, color=spec.colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel("final return / optimal return")
-    axes.set_ylabel("fraction of runs above")
+    axes.set(xlabel="final return / optimal return", ylabel="fraction of runs above")
     figures.legend_below(figure, [axes])
     return figure
 
@@ -415,10 +387,8 @@ def _draw_curves(
         own = {spec: [(seed["step"], seed[_MEASURE]) for seed in found[spec.name]] for spec in labels}
         figures.draw_curves(axes, own, labels)
         _draw_references(axes, comparison)
-        axes.set_title(comparison["title"])
-        axes.set_xlim(0, 1.02 * comparison["steps"])
-        axes.set_xlabel("environment steps")
-        axes.set_ylabel("discounted return, last 20 episodes")
+        axes.set(title=comparison["title"], xlim=(0, 1.02 * comparison["steps"]))
+        axes.set(xlabel="environment steps", ylabel="discounted return, last 20 episodes")
     figures.legend_below(figure, panels)
     return figure
 
@@ -439,68 +409,64 @@ def _discounts(comparisons: Sequence[dict[str, Any]]) -> dict[float, AgentSpec]:
 def _draw_discounts(found: dict[float, AgentSpec], comparison: dict[str, Any]) -> Figure:
     figure, (axes,) = figures.grid(1, 1, 6.0, 3.4)
     agents = agents_of(comparison)
-    seeds = {at: agents[spec]["returns"] for at, spec in found.items()}
-    ntpo = {at: values for at, values in seeds.items() if found[at].algorithm == "ntpo"}
-    poad = {at: values for at, values in seeds.items() if found[at].algorithm == "poad"}
-    for name, own in (("ntpo", ntpo), ("poad", poad)):
-        figures.draw_against(axes, own, AgentSpec(name).colour, "-", AgentSpec(name).label)
+    for algorithm in (AgentSpec("ntpo"), AgentSpec("poad")):
+        own = {at: agents[spec]["returns"] for at, spec in found.items() if spec.algorithm == algorithm.algorithm}
+        figures.draw_against(axes, own, algorithm.colour, "-", algorithm.label)
     figures.draw_optimum(axes, comparison["optimum"])
-    axes.set_xlabel("discount from one token to the next, γ_w")
-    axes.set_ylabel("discounted return of the trained agent")
+    axes.set(xlabel="discount from one token to the next, γ_w", ylabel="discounted return of the trained agent")
     figures.legend_below(figure, [axes])
     return figure
 
 
-def _by_length(
-    comparisons: Sequence[dict[str, Any]], settings: dict[str, Any]
-) -> dict[AgentSpec, dict[float, list[float]]]:
-    """Returns of the agents that have these settings, by tokens per action."""
-    found: dict[AgentSpec, dict[float, list[float]]] = {}
-    for comparison in comparisons:
+def _lengths(comparisons: Sequence[dict[str, Any]]) -> Lengths:
+    """Returns by tokens per action, if one environment was used with at least three tokenizers; else empty."""
+    if len({own["env"] for own in comparisons}) > 1 or len({own["tokens_per_action"] for own in comparisons}) < 3:
+        return {}
+    found: Lengths = {}
+    for (name, settings), comparison in product(_LENGTH_SETTINGS.items(), comparisons):
         for spec, own in agents_of(comparison).items():
             if spec.settings == settings:
-                found.setdefault(spec, {})[comparison["tokens_per_action"]] = own["returns"]
+                by_length = found.setdefault(name, {}).setdefault(spec.algorithm, {})
+                by_length[comparison["tokens_per_action"]] = own["returns"]
     return found
 
 
-def _gaps(found: dict[AgentSpec, dict[float, list[float]]]) -> dict[float, Interval]:
-    poad, ntpo = (next((own for spec, own in found.items() if spec.algorithm == name), {}) for name in ("poad", "ntpo"))
-    return {length: mean_difference(poad[length], ntpo[length]) for length in sorted(poad.keys() & ntpo.keys())}
+def _gaps(found: dict[str, dict[float, list[float]]]) -> dict[float, Interval]:
+    poad, ntpo = found.get("poad", {}), found.get("ntpo", {})
+    return {
+        length: statistics.mean_difference(poad[length], ntpo[length]) for length in sorted(poad.keys() & ntpo.keys())
+    }
 
 
-def _length_claims(comparisons: Sequence[dict[str, Any]]) -> list[str]:
+def _length_claims(lengths: Lengths) -> list[str]:
     claims = []
-    for name, settings in _LENGTH_SETTINGS.items():
-        gaps = _gaps(_by_length(comparisons, settings))
-        shown = "; ".join(f"{gap.shown('{:+.3f}')} with {length:.1f} tokens per action" for length, gap in gaps.items())
+    for name, found in lengths.items():
+        gaps = _gaps(found).items()
+        shown = "; ".join(f"{gap.shown('{:+.3f}')} with {length:.1f} tokens per action" for length, gap in gaps)
         if shown:
             claims.append(f"Mean final return of POAD minus that of NTPO, {name}: {shown}.")
     return claims
 
 
-def _draw_lengths(comparisons: Sequence[dict[str, Any]]) -> Figure:
-    conditions = {name: _by_length(comparisons, settings) for name, settings in _LENGTH_SETTINGS.items()}
-    conditions = {name: found for name, found in conditions.items() if found}
-    figure, panels = figures.grid(1 + len(conditions), 2, 4.8, 3.2)
-    for number, (name, found) in enumerate(conditions.items()):
-        if gaps := _gaps(found):
-            grey = ("black", "#777777", "#BBBBBB")[number]
-            shifted = {length * (0.92, 1.0, 1.08)[number]: gap for length, gap in gaps.items()}
-            figures.draw_intervals_against(panels[0], shifted, grey, "none", name)
-        for order, (spec, own) in enumerate(found.items()):  # side by side
-            at = {length * (0.92, 1.0, 1.08)[order]: values for length, values in own.items()}
-            figures.draw_against(panels[1 + number], at, spec.colour, "none", AgentSpec(spec.algorithm).label)
-        figures.draw_optimum(panels[1 + number], comparisons[0]["optimum"])
-        panels[1 + number].set_title(name)
-        panels[1 + number].set_ylabel("discounted return")
-    panels[0].axhline(0, color="grey", linewidth=1)
-    panels[0].set_title("POAD minus NTPO (grey levels)")
-    panels[0].set_ylabel("difference of discounted returns")
-    for axes in panels:
+def _draw_lengths(lengths: Lengths, optimum: float | None) -> Figure:
+    figure, (differences, *panels) = figures.grid(1 + len(lengths), 2, 4.8, 3.2)
+    side_by_side = (0.92, 1.0, 1.08)
+    greys = ("black", "#777777", "#BBBBBB")
+    for (name, found), axes, shift, grey in zip(lengths.items(), panels, side_by_side, greys, strict=False):
+        if gaps := {length * shift: gap for length, gap in _gaps(found).items()}:
+            figures.draw_intervals_against(differences, gaps, grey, "none", name)
+        for (algorithm, own), factor in zip(found.items(), side_by_side, strict=False):
+            at = {length * factor: values for length, values in own.items()}
+            figures.draw_against(axes, at, AgentSpec(algorithm).colour, "none", AgentSpec(algorithm).label)
+        figures.draw_optimum(axes, optimum)
+        axes.set(title=name, ylabel="discounted return")
+    differences.axhline(0, color="grey", linewidth=1)
+    differences.set(title="POAD minus NTPO (grey levels)", ylabel="difference of discounted returns")
+    ticks = sorted({length for found in lengths.values() for own in found.values() for length in own})
+    for axes in (differences, *panels):
         axes.set_xscale("log")
-        ticks = sorted({comparison["tokens_per_action"] for comparison in comparisons})
         axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
         axes.minorticks_off()
         axes.set_xlabel("tokens per action (mean)")
-    figures.legend_below(figure, panels)
+    figures.legend_below(figure, (differences, *panels))
     return figure

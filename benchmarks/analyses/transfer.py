@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 
 from benchmarks import figures
 from benchmarks.agent_spec import AgentSpec
-from benchmarks.analyses import Drawing, Presentation
+from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.presets import FOOD, PAPER_TRANSFER
-from benchmarks.runs import MODES, Benchmark, Run
+from benchmarks.runs import MODES, Benchmark, Run, optimal_return
 from benchmarks.statistics import Interval, bootstrap_mean, compare_intervals
-from benchmarks.tables import Table
 
 _UNTRAINED = "untrained"
 _UNTRAINED_COLOUR = "#BBBBBB"
@@ -40,10 +39,9 @@ def collect(benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
         "environments": [
             {
                 "env": env,
-                "optimum": benchmark.optimal_return(env, {}),
+                "optimum": optimal_return(benchmark.environment(env, {})),
                 "agents": [
-                    {"stage": stage, "algorithm": spec.algorithm, "settings": dict(spec.settings)}
-                    | _summary(benchmark.of(spec), stage, env)
+                    {"stage": stage} | spec.as_json | _summary(benchmark.of(spec), stage, env)
                     for stage, spec in columns
                 ],
             }
@@ -78,7 +76,7 @@ def _short(env: str) -> str:
 
 
 def _label(own: dict[str, Any]) -> str:
-    return _UNTRAINED if own["stage"] == _UNTRAINED else AgentSpec(own["algorithm"], own["settings"]).label
+    return _UNTRAINED if own["stage"] == _UNTRAINED else AgentSpec.of(own).label
 
 
 def _table(data: dict[str, Any], mode: str, papers: dict[str, dict[str, tuple[float, float]]]) -> Table:
@@ -87,8 +85,9 @@ def _table(data: dict[str, Any], mode: str, papers: dict[str, dict[str, tuple[fl
         env, best, agents = environment["env"], environment["optimum"], environment["agents"]
         rows.append([_short(env), "" if best is None else f"{best:.4f}", *(_cell(own, mode) for own in agents)])
         if env in papers:
-            keys = [own["stage"] if own["stage"] == _UNTRAINED else own["algorithm"] for own in agents]
-            rows.append(["… published, 7B", "", *(_published(papers[env].get(key)) for key in keys)])
+            keys = [own["algorithm"] if own["stage"] == "trained" else _UNTRAINED for own in agents]
+            found = ("{:.4f} {:.0%}".format(*papers[env][key]) if key in papers[env] else "" for key in keys)
+            rows.append(["… published, 7B", "", *found])
     header = ("environment", "optimum", *map(_label, data["environments"][0]["agents"]))
     actions = {"sampled": "actions sampled", "greedy": "most probable actions"}[mode]
     return Table(f"Return, then success rate; {actions}", header, rows)
@@ -99,15 +98,12 @@ def _cell(own: dict[str, Any], mode: str) -> str:
     return f"{returns.shown()} {success.shown('{:.0%}')}"
 
 
-def _published(found: tuple[float, float] | None) -> str:
-    return "" if found is None else f"{found[0]:.4f} {found[1]:.0%}"
-
-
 def _notes(data: dict[str, Any], papers: dict[str, Any]) -> list[str]:
+    untrained = AgentSpec.of(data["environments"][0]["agents"][0])
     notes = [
         f"The agents were trained in {data['trained_in']} for {data['steps']:,} steps ({data['seeds']} "
         f"seed{'s' * (data['seeds'] > 1)}) and evaluated for {data['eval_episodes']} episodes on each environment. "
-        f"*untrained*: {AgentSpec(**_agent(data)).label} before training. Brackets: 95 % bootstrap intervals over "
+        f"*untrained*: {untrained.label} before training. Brackets: 95 % bootstrap intervals over "
         "seeds and over the episodes of each seed."
     ]
     if data["embedded"]:
@@ -118,10 +114,6 @@ def _notes(data: dict[str, Any], papers: dict[str, Any]) -> list[str]:
     return [*notes, *["Published: table 1 of arXiv 2405.15821, LLaMA2-7B."] * bool(papers)]
 
 
-def _agent(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: data["environments"][0]["agents"][0][name] for name in ("algorithm", "settings")}
-
-
 def _claims(environments: Sequence[dict[str, Any]]) -> list[str]:
     """Give mean success rates, and compare the first trained agent's with the others' by their intervals."""
     labels = list(map(_label, environments[0]["agents"]))
@@ -129,13 +121,10 @@ def _claims(environments: Sequence[dict[str, Any]]) -> list[str]:
     def success(environment: dict[str, Any], column: int, mode: str) -> Interval:
         return Interval(**environment["agents"][column][f"{mode}_success"])
 
-    rates = {
-        mode: ", ".join(
-            f"{label} {np.mean([success(environment, at, mode).value for environment in environments]):.0%}"
-            for at, label in enumerate(labels)
-        )
-        for mode in MODES
-    }
+    rates = {}
+    for mode in MODES:
+        values = [[success(environment, at, mode).value for environment in environments] for at in range(len(labels))]
+        rates[mode] = ", ".join(f"{label} {np.mean(own):.0%}" for label, own in zip(labels, values, strict=True))
     claims = [
         f"Mean success rate over {len(environments)} environments, actions sampled: {rates['sampled']}; most probable "
         f"actions: {rates['greedy']}."
@@ -157,12 +146,9 @@ def _draw(environments: Sequence[dict[str, Any]]) -> Figure:
         for row, own in enumerate(environment["agents"]):
             colour = AgentSpec(own["algorithm"]).colour if own["stage"] != _UNTRAINED else _UNTRAINED_COLOUR
             figures.draw_interval(axes, Interval(**own["sampled_return"]), row, colour)
-        names = list(map(_label, agents)) if index % 4 == 0 else [""] * len(agents)
-        axes.set_yticks(range(len(agents)), names)
-        axes.set_ylim(len(agents) - 0.5, -0.5)
+        figures.name_rows(axes, list(map(_label, agents)) if index % 4 == 0 else [""] * len(agents))
         axes.set_xlim(-0.05, 1.05 * max([environment["optimum"] or 0.0, 0.8]))
         figures.draw_optimum(axes, environment["optimum"], vertical=True)
-        axes.set_title(_short(environment["env"]))
-        axes.set_xlabel("discounted return")
+        axes.set(title=_short(environment["env"]), xlabel="discounted return")
     figures.legend_below(figure, panels)
     return figure

@@ -2,8 +2,9 @@
 
 Model, actions and likelihoods are the same (they are compared first). The naive way is that of the paper's code: every
 candidate is a row with the whole prompt, logits are computed at every token, the critic's forward pass is repeated in
-every epoch, and equal observations are computed again. Measured are the scoring of a rollout (policy and critic), one
-epoch of updates, and for small models the same epoch with PEFT's own adapter layers ("adapter").
+every epoch, and equal observations are computed again. Measured are acting ("rollout"), one epoch of updates, and for
+small models the same epoch with PEFT's own adapter layers ("adapter"). The naive way computes values while acting. The
+packed way does not: it computes the critic's features once, after the rollout, and no row contains that time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import trainers
 from trainers import Action, Rollout, losses
 from trainers.adapters import AdaptedLinear
 from trainers.agents.ppo import Batch, PPOAgent
-from trainers.features import FeatureStore
 from trainers.language_agent import ActionRecord
 from trainers.language_model import LanguageModel
 from trainers.metrics import Metrics
@@ -95,15 +95,9 @@ def naive_rollout(agent: PPOAgent, asked: list[list[Query]]) -> list[torch.Tenso
 
 
 def packed_rollout(agent: PPOAgent, asked: list[list[Query]]) -> list[Any]:
-    """Score all candidates, and the values of the first one, as the agent does."""
+    """Score all candidates as the agent does when it acts."""
     agent.forget_outputs()
-    store = FeatureStore(agent.language_model, 0)  # with nothing kept from before
-    found = [agent.policy_outputs(row) for row in asked]
-    taken = [(query.prompt, query.tree.candidates[0][:-1]) for row in asked for query in row]
-    rows = np.unique(np.concatenate(store.rows(taken)))
-    with torch.no_grad():
-        agent.critic.values(store.features[torch.from_numpy(rows).to(agent.language_model.device)])
-    return found
+    return [agent.policy_outputs(row) for row in asked]
 
 
 def naive_epoch(agent: PPOAgent, batch: Batch) -> torch.Tensor:
@@ -205,6 +199,7 @@ def main() -> None:
     tokenizer = {} if options.model == "embedded" else {"tokenizer": options.model}
     envs = gym.make_vec(ENVIRONMENT, num_envs=4, vectorization_mode="sync", **tokenizer)
     print(f"{options.model}, {options.steps} steps in 4 environments, 8 candidates, prompts of {options.prompt} tokens")
+    print("rollout: naive with the critic's values, packed without its features (computed once, after the rollout)")
     print(f"{'agent':8} {'observations':22} {'what':8} {'naive s':>9} {'packed s':>9} {'ratio':>7}")
     for name in ("poad", "twosome"):
         # A tiny learning rate: the weights are the same in all repetitions.

@@ -10,12 +10,24 @@ import pytest
 
 import lang_envs  # noqa: F401 — registers the environments
 import trainers
-from benchmarks.analyses.credit import CLOSE, OPEN, STATES, collect, exact_credit, present, query
+from benchmarks.__main__ import run
+from benchmarks.analyses.credit import (
+    CLOSE,
+    OPEN,
+    STATES,
+    applies,
+    collect,
+    exact_credit,
+    exact_values,
+    explore,
+    follow,
+    present,
+    query,
+)
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import FOOD
-from benchmarks.run import run, study_credit
+from benchmarks.report import write_report
 from benchmarks.runs import Benchmark
-from benchmarks.tabular import exact_values, explore, follow
 
 Prefix = tuple[int, tuple[int, ...]]
 """A state, and the tokens so far."""
@@ -103,8 +115,9 @@ def test_critics_of_a_run_are_shown(tmp_path: Path) -> None:
         runs_dir=tmp_path,
     )
     folder = run(config)
-    study_credit(folder, tmp_path / "out")
-    columns = json.loads((tmp_path / "out" / "credit.json").read_text())["data"]["columns"]
+    write_report([folder], tmp_path / "out.html")
+    written = tmp_path / "out" / f"{folder.name}-credit"
+    columns = json.loads(written.with_name(f"{written.name}.json").read_text())["data"]["columns"]
     poad, ntpo = (column for column in columns if "exact" not in column)
     assert (poad["algorithm"], ntpo["settings"]) == ("poad", {"gamma_token": 1.0})
     assert poad["credit"] == ntpo["credit"]
@@ -112,22 +125,21 @@ def test_critics_of_a_run_are_shown(tmp_path: Path) -> None:
         assert column["seeds"] == 2
         for value, low, high in column["credit"]["pancake inside"][CLOSE]:
             assert low <= value <= high
-    lines = (tmp_path / "out" / "credit.md").read_text().splitlines()
+    lines = written.with_name(f"{written.name}.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {8}
-    assert (tmp_path / "out" / "credit-credit.svg").stat().st_size > 10_000
-    with pytest.raises(ValueError, match="is not the folder of a benchmark"):
-        study_credit(tmp_path, tmp_path)
+    assert written.with_name(f"{written.name}-credit.svg").stat().st_size > 10_000
 
 
-def test_runs_of_other_environments_or_of_one_seed_are_refused(tmp_path: Path) -> None:
-    for wrong, message in (
-        (BenchmarkConfig(env="Overcooked-tomato-salad-v0", seeds=2), "has runs in Overcooked-tomato-salad-v0"),
-        (BenchmarkConfig(env=FOOD, seeds=1), "has one seed, and an interval needs two"),
-        (BenchmarkConfig(env=FOOD, seeds=2, algo="random"), "no agent of .* has a language model and a critic: random"),
+def test_runs_of_other_environments_or_models_or_of_one_seed_are_not_analysed(tmp_path: Path) -> None:
+    assert applies(Benchmark(BenchmarkConfig(env=FOOD, seeds=2), tmp_path))
+    for wrong in (
+        BenchmarkConfig(env="Overcooked-tomato-salad-v0", seeds=2),
+        BenchmarkConfig(env=FOOD, seeds=1),
+        BenchmarkConfig(env=FOOD, seeds=2, algo="random"),
+        BenchmarkConfig(env=FOOD, seeds=2, model="a/7b"),
     ):
-        with pytest.raises(ValueError, match=message):
-            collect([Benchmark(wrong, tmp_path)])
+        assert not applies(Benchmark(wrong, tmp_path))
 
 
 def test_the_cell_of_a_missing_end_token_is_empty() -> None:

@@ -31,7 +31,7 @@ from trainers.loop import CHECKPOINTS_FOLDER
 
 CELL = "poad/seed-0"
 LAST = f"{CELL}/checkpoints/last"
-READERS = ("report", "programs", "credit", "language-ability", "resume")
+READERS = ("report", "language-ability", "resume")
 EVIL = """
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def run(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def command(*arguments: str) -> str:
     """What ``python -m benchmarks`` ends with; nothing where it succeeds.
 
-    ``critic`` is the part of ``credit`` that loads agents, without the seconds of reckoning before it.
+    ``critic`` is the part of ``report`` that loads agents, without the seconds of computation before it.
     """
     if arguments[0] == "critic":
         try:
@@ -112,9 +112,8 @@ def command(*arguments: str) -> str:
 
 
 def arguments_of(reader: str) -> list[str]:
-    return [reader, "run", *(["--output", "out/page.html"] if reader == "report" else [])] + (
-        ["--output", "out"] if reader in ("programs", "credit", "language-ability") else []
-    )
+    output = {"report": ["--output", "out/page.html"], "language-ability": ["--output", "out"]}
+    return [reader, "run", *output.get(reader, [])]
 
 
 def test_the_undamaged_folder_can_be_read_by_all(run: Path) -> None:
@@ -251,20 +250,20 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     (f"{CELL}/result.json", edit(sampled__return=None), ANY, "return is None"),
     (f"{CELL}/result.json", edit(sampled__return=float("inf")), ANY, "1e999"),
     (f"{CELL}/result.json", edit(sampled__return=10**350), ANY, "return is 1000"),
-    (f"{CELL}/result.json", gone, ("report", "programs", "credit", "language-ability"), "is not finished"),
+    (f"{CELL}/result.json", gone, ("report", "language-ability"), "is not finished"),
     # metrics
-    (f"{CELL}/metrics.jsonl", text("[]\n"), ("report", "programs"), "metrics.jsonl"),
-    (f"{CELL}/metrics.jsonl", text("\x00\n"), ("report", "programs"), "metrics.jsonl"),
-    (f"{CELL}/metrics.jsonl", edit(step="many"), ("report", "programs"), "step is 'many'"),
-    (f"{CELL}/metrics.jsonl", edit(step=10**400), ("report", "programs"), "step is 1000"),
-    (f"{CELL}/metrics.jsonl", edit(recent_return=[1]), ("report", "programs"), "recent_return is [1]"),
-    (f"{CELL}/metrics.jsonl", edit(best_score=None), ("report", "programs"), "best_score is None"),
-    (f"{CELL}/metrics.jsonl", edit(timing=3), ("report", "programs"), "metrics.jsonl"),
-    (f"{CELL}/metrics.jsonl", edit(timing__learn_seconds="x"), ("report", "programs"), "learn_seconds is 'x'"),
-    (f"{CELL}/metrics.jsonl", gone, ("report", "programs"), "metrics.jsonl"),
-    (f"{CELL}/best_program.py", gone, ("programs",), "is missing"),
-    (f"{CELL}/best_program.py", text(b"\xff"), ("programs",), "best_program.py is damaged"),
-    (f"{CELL}/best_program.py", huge, ("programs",), "best_program.py is too large"),
+    (f"{CELL}/metrics.jsonl", text("[]\n"), ("report",), "metrics.jsonl"),
+    (f"{CELL}/metrics.jsonl", text("\x00\n"), ("report",), "metrics.jsonl"),
+    (f"{CELL}/metrics.jsonl", edit(step="many"), ("report",), "step is 'many'"),
+    (f"{CELL}/metrics.jsonl", edit(step=10**400), ("report",), "step is 1000"),
+    (f"{CELL}/metrics.jsonl", edit(recent_return=[1]), ("report",), "recent_return is [1]"),
+    (f"{CELL}/metrics.jsonl", edit(best_score=None), ("report",), "best_score is None"),
+    (f"{CELL}/metrics.jsonl", edit(timing=3), ("report",), "metrics.jsonl"),
+    (f"{CELL}/metrics.jsonl", edit(timing__learn_seconds="x"), ("report",), "learn_seconds is 'x'"),
+    (f"{CELL}/metrics.jsonl", gone, ("report",), "metrics.jsonl"),
+    (f"{CELL}/best_program.py", gone, ("report",), "is missing"),
+    (f"{CELL}/best_program.py", text(b"\xff"), ("report",), "best_program.py is damaged"),
+    (f"{CELL}/best_program.py", huge, ("report",), "best_program.py is too large"),
     (f"{CELL}/versions.txt", text(b"\xff"), ("report",), "versions.txt is damaged"),
     (f"{CELL}/versions.txt", gone, ("report",), "versions.txt"),
     # what was measured
@@ -274,7 +273,7 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     (f"{CELL}/{PERPLEXITY_FILE}", rows(["a", "b", 1.0, 2.0]), ("language-ability",), PERPLEXITY_FILE),
     (f"{CELL}/{PERPLEXITY_FILE}", rows([["a"], "b", 1.0, 2.0]), ("language-ability",), PERPLEXITY_FILE),
     # checkpoints
-    (f"{LAST}/agent.json", text("{}"), (*WITH_AGENT, "credit"), "agent.json"),
+    (f"{LAST}/agent.json", text("{}"), (*WITH_AGENT, "report"), "agent.json"),
     (f"{LAST}/agent.json", text("[" * 200_000), WITH_AGENT, "nested too deeply"),
     (f"{LAST}/agent.json", text('{"class": ["os:system", "touch ran"]}'), WITH_AGENT, "os:system"),
     (f"{LAST}/agent.json", text('{"dict": []}'), WITH_AGENT, "no object with class"),
@@ -286,11 +285,11 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     (f"{LAST}/adapter/adapter_model.safetensors", gone, WITH_AGENT, "adapter_model.safetensors"),
     (f"{LAST}/adapter/adapter_model.safetensors", text(b"\x02" + bytes(7) + b"{}"), WITH_AGENT, "other layers"),
     # modules
-    ("config.json", edit(env="evil:Environment-v0"), ("credit", "language-ability", "resume"), "evil"),
-    ("config.json", edit(env=f"evil:{FOOD}"), ("credit", "language-ability", "resume"), "evil"),
+    ("config.json", edit(env="evil:Environment-v0"), ("language-ability", "resume"), "evil"),
+    ("config.json", edit(env=f"evil:{FOOD}"), ("language-ability", "resume"), "evil"),
     ("config.json", edit(transfer=["evil:Environment-v0"]), ("resume",), "evil"),
-    ("config.json", edit(algo="evil:Agent"), ("credit", "language-ability", "resume"), "evil"),
-    ("config.json", edit(algo="evil:RandomAgent"), ("report", "programs", "credit", "resume"), ""),
+    ("config.json", edit(algo="evil:Agent"), ("language-ability", "resume"), "evil"),
+    ("config.json", edit(algo="evil:RandomAgent"), ("report", "resume"), ""),
     ("config.json", edit(env_set=["sandbox=process"]), ("resume",), "sets sandbox=process"),
     ("config.json", edit(env_set=["cache_dir=/etc"]), ("resume",), "sets cache_dir=/etc"),
     ("config.json", edit(env_set=["entry_point=evil:Agent"]), ANY, "entry_point='evil:Agent'"),

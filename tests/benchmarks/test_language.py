@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import trainers
+from benchmarks.__main__ import language_ability
 from benchmarks.analyses.language import (
     FAMILIES,
     PARTS,
@@ -24,7 +25,6 @@ from benchmarks.analyses.language import (
 )
 from benchmarks.config import BenchmarkConfig
 from benchmarks.presets import FOOD
-from benchmarks.run import language_ability
 from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark, Run
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER

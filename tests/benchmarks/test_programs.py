@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.config import BenchmarkConfig
-from benchmarks.run import tabulate_programs
+from benchmarks.report import write_report
 from benchmarks.runs import CONFIG_FILE, RESULT_FILE, Benchmark
+from benchmarks.versions import VERSIONS_FILE
 
 ENV = "DataSciCoding-breast-w-v0"
 OUTCOME = {"return": 0.5, "success": 0.5, "episodes": 4}
@@ -22,6 +23,7 @@ def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None])
     )
     folder.mkdir(parents=True)
     config.save(folder / CONFIG_FILE)
+    (folder / VERSIONS_FILE).write_text("python 3.11\n")
     for run in Benchmark(config, folder).runs:
         run.path.mkdir(parents=True)
         score = best[run.agent.name, run.seed]
@@ -32,6 +34,7 @@ def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None])
             for k in range(1, 21)
         ]
         (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run.path / VERSIONS_FILE).write_text("python 3.11\n")
         (run.path / RESULT_FILE).write_text(json.dumps(dict.fromkeys(("sampled", "greedy"), OUTCOME)))
         if score is not None:
             (run.path / "best_program.py").write_text(f"score = {score}")
@@ -41,19 +44,20 @@ def write_run(folder: Path, env: str, best: dict[tuple[str, int], float | None])
 def test_programs_are_shown_with_published_numbers(tmp_path: Path) -> None:
     best = {("poad", 0): 0.9, ("poad", 1): 0.95, ("ntpo", 0): None, ("ntpo", 1): 0.8}
     write_run(tmp_path / "run", ENV, best)
-    tabulate_programs([tmp_path / "run"], tmp_path)
-    poad, ntpo = json.loads((tmp_path / "programs.json").read_text())["data"]["sets"]["breast-w"]
+    write_report([tmp_path / "run"], tmp_path / "out.html")
+    records = tmp_path / "out"
+    poad, ntpo = json.loads((records / "run-programs.json").read_text())["data"]["sets"]["breast-w"]
     assert poad["best"] == 0.95 and poad["program"] == "score = 0.95"
     assert poad["reward"] == {"value": 0.5, "low": 0.0, "high": 1.0}
     assert ntpo["works"]["value"] == 0.5
     assert ntpo["best_of_seeds"] == {"0": None, "1": 0.8}
     assert "score" not in ntpo, "a seed without working programs has no mean score"
-    text = (tmp_path / "programs.md").read_text()
+    text = (records / "run-programs.md").read_text()
     numbers = "0.9250 (0.9000 … 0.9500) | 0.500 [0.000, 1.000] | 50% [50%, 50%] | 0.925 [0.900, 0.950]"
     assert f"| breast-w | POAD | 2 | 0.9500 (maximum) | {numbers} |" in text
     assert "| breast-w | NTPO | 2 | 0.8000 (maximum) | 0.8000 (0.8000 … 0.8000), 1 of 2 runs |" in text
     for figure in ("best-programs", "learning-curves"):
-        assert (tmp_path / f"programs-{figure}.svg").stat().st_size > 10_000
+        assert (records / f"run-programs-{figure}.svg").stat().st_size > 10_000
     for row in ("paper, POAD |  | 0.9981", "CAAFE, GPT-3.5 |  | 0.9809", "CAAFE, GPT-4 |  | 0.9809"):
         assert f"| breast-w | {row} (published) |" in text
 
@@ -62,24 +66,20 @@ def test_several_benchmarks_share_a_table_and_unfinished_ones_are_named(tmp_path
     for name, env in (("a", ENV), ("b", "DataSciCoding-airlines-v0")):
         write_run(tmp_path / name, env, {("poad", 0): 0.6})
     out = tmp_path / "new" / "tables"
-    tabulate_programs([tmp_path / "a", tmp_path / "b"], out)
-    rows = [line for line in (out / "programs.md").read_text().splitlines() if "| POAD |" in line]
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html", out)
+    rows = [line for line in (out / "all-programs.md").read_text().splitlines() if "| POAD |" in line]
     assert [row.split(" | ")[0] for row in rows] == ["| breast-w", "| airlines"]
     (tmp_path / "b" / "poad" / "seed-0" / RESULT_FILE).unlink()
     with pytest.raises(ValueError, match="seed-0 is not finished: make bench RESUME="):
-        tabulate_programs([tmp_path / "a", tmp_path / "b"], tmp_path)
-    with pytest.raises(ValueError, match="it has no config"):
-        tabulate_programs([tmp_path], tmp_path)
-    with pytest.raises(ValueError, match="name the folders"):
-        tabulate_programs([], tmp_path)
+        write_report([tmp_path / "a", tmp_path / "b"])
 
 
-def test_an_agent_is_refused_twice_on_one_data_set(tmp_path: Path) -> None:
+def test_two_benchmarks_with_an_agent_on_one_data_set_are_shown_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_run(tmp_path / name, ENV, {("poad", 0): 0.6})
-    with pytest.raises(ValueError, match=r"/b has POAD on breast-w, and so has another of these folders"):
-        tabulate_programs([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html")
+    text = (tmp_path / "page" / "all-programs.md").read_text()
+    assert "| breast-w | POAD | 1 |" in text and "| breast-w (b) | POAD | 1 |" in text
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, damage: Callable[[st
     else:
         file.write_text(damage(file.read_text()))
     with pytest.raises(ValueError, match=message):
-        tabulate_programs([tmp_path / "run"], tmp_path / "out")
+        write_report([tmp_path / "run"])
 
 
 def test_runs_without_a_working_program_are_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "run", ENV, {("poad", 0): None})
-    tabulate_programs([tmp_path / "run"], tmp_path)
-    assert "| breast-w | POAD | 1 | none works |" in (tmp_path / "programs.md").read_text()
+    write_report([tmp_path / "run"], tmp_path / "page.html")
+    assert "| breast-w | POAD | 1 | none works |" in (tmp_path / "page" / "run-programs.md").read_text()

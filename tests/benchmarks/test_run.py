@@ -198,7 +198,7 @@ class Broken(Wise):
         (("--algo", "poad[seed=5]"), "set it outside the brackets"),
         (("--algo", "ntpo[gamma_token=0.9,gamma_token=0.8]"), "gamma_token is set twice"),
         (("--algo", "ntpo", "--temperature", "1e-300"), "temperature=1e-300 must be at least 0.001"),
-        (("--env", "DataSciCoding-airlines-v0"), "To fetch it: python -m lang_envs fetch airlines"),
+        (("--env", "DataSciCoding-airlines-v0"), "run: python -m lang_envs fetch airlines"),
         (("--algo", ""), "names no agent"),
         (("--model", "./nowhere"), "./nowhere"),
     ],
@@ -376,14 +376,14 @@ def test_defaults_depend_on_the_environment_with_the_embedded_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"env": "VirtualHome-v0"}, "task: none was given"),
+        ({"env": "VirtualHome-v0"}, "task is missing"),
         ({"env": "VirtualHome-v0", "env_set": ("task=chese",)}, "Did you mean 'cheese'"),
         ({"env": "VirtualHome-v0", "env_set": ("task",)}, "'task' is not of the form name=value"),
         ({"env": "VirtualHome-cheese-v0", "env_set": ("tsk=1",)}, "tsk"),
         ({"env": "no_such_module:Environment-v0"}, "the module 'no_such_module' cannot be imported: No module named"),
         ({"env": "json:NoSuchEnvironment-v0"}, "NoSuchEnvironment"),
         ({"env": "CartPole-v1"}, "expected token sequences"),
-        ({"transfer": ("VirtualHome-v0",)}, "task: none was given"),
+        ({"transfer": ("VirtualHome-v0",)}, "task is missing"),
         ({"workers": -1}, "workers=-1 must be at least 1"),
     ],
 )
