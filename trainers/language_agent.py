@@ -255,7 +255,8 @@ class LanguageAgent:
         RuntimeError
             If it is not small in full precision. In half precision it is only a metric.
         """
-        worst = (log_probs - old)[mask].abs().max().item()
+        errors = (log_probs - old)[mask].abs()
+        worst = errors.max().item() if len(errors) else 0.0
         exact = self.language_model.model.dtype == torch.float32 and self.settings.quantize is None
         if exact and worst > _RATIO_TOLERANCE:
             raise RuntimeError(f"the policy's log-probabilities differ by {worst} from those it acted with")

@@ -10,6 +10,10 @@ AGENTS: dict[str, str] = {
     "poad": "trainers.agents.poad:POAD",
     "ntpo": "trainers.agents.ntpo:NTPO",
     "twosome": "trainers.agents.twosome:TWOSOME",
+    "reinforce": "trainers.agents.critic_free:REINFORCE",
+    "grpo": "trainers.agents.critic_free:GRPO",
+    "rloo": "trainers.agents.critic_free:RLOO",
+    "gigpo": "trainers.agents.critic_free:GiGPO",
     "random": "trainers.agents.random:RandomAgent",
 }
 """Name of each agent of the suite, and its class as ``"module:Class"``."""

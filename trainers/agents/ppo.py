@@ -26,27 +26,18 @@ from trainers.settings import LanguageAgentSettings, setting
 
 
 @dataclass(frozen=True)
-class PPOSettings(LanguageAgentSettings):
-    """Settings of PPO. Defaults are those of the paper for Overcooked (arXiv 2405.15821, appendix)."""
+class PolicyGradientSettings(LanguageAgentSettings):
+    """Settings of PPO's update. Defaults are those of the paper for Overcooked (arXiv 2405.15821, appendix)."""
 
-    # --- credit
     gamma: float | None = setting(None, least=0, most=1)
     """Discount γ of one unit of environment time; by default the environment's own."""
     discount_by_time: bool = True
     """Discount an action of k units of time by γ to the k, as the environment's returns are; False discounts every
     action by γ (the paper's code)."""
-    gae_lambda: float = setting(0.95, least=0, most=1)
-    """λ of generalised advantage estimation between actions."""
-    truncation_is_termination: bool = False
-    """Treat truncated episodes as terminated (the paper's code); False bootstraps from V(final observation)."""
     advantage_std_floor: float = setting(0.05, least=0)
     """Never divide advantages by less than this (the paper's code: 0)."""
-
-    # --- update
     actor_lr: float = setting(5e-7, embedded=3e-4, above=0)
     """Learning rate of the adapter."""
-    critic_lr: float = setting(1e-5, embedded=1e-3, above=0)
-    """Learning rate of the critic."""
     anneal_steps: int = setting(0, least=0)
     """Decrease learning rates linearly to 0 over this many environment steps; 0 keeps them constant."""
     epochs: int = setting(5, embedded=4, least=1)
@@ -64,64 +55,81 @@ class PPOSettings(LanguageAgentSettings):
     None never skips."""
     max_grad_norm: float = setting(0.5, above=0)
     """Scale gradients down to this norm, separately for the adapter and the critic."""
+
+
+@dataclass(frozen=True)
+class PPOSettings(PolicyGradientSettings):
+    """Settings of PPO with a critic."""
+
+    gae_lambda: float = setting(0.95, least=0, most=1)
+    """λ of generalised advantage estimation between actions."""
+    truncation_is_termination: bool = False
+    """Treat truncated episodes as terminated (the paper's code); False bootstraps from V(final observation)."""
+    critic_lr: float = setting(1e-5, embedded=1e-3, above=0)
+    """Learning rate of the critic."""
     critic_hidden: tuple[int, ...] = setting((1024, 512), embedded=(256, 256))
     """Widths of the critic's hidden layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The B valid actions of a rollout with their credit steps, at most U each, as tensors (B, U).
-
-    ``mask`` is True at real credit steps; elsewhere all values are 0. Advantages are not normalised. ``feature_rows``
-    (int64) are the rows of the feature store from which the critic predicts values.
-    """
+    """B actions with their credit steps, at most U each, as tensors (B, U). ``mask`` is True at real credit steps;
+    elsewhere all values are 0. ``fresh`` (B,) is False for actions of an earlier policy."""
 
     records: list[ActionRecord]
     mask: torch.Tensor
     old_log_probs: torch.Tensor
-    old_values: torch.Tensor
     advantages: torch.Tensor
+    fresh: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOBatch(Batch):
+    """A batch with values and returns (B, U); ``feature_rows`` (int64) are the rows of the feature store from which the
+    critic predicts them."""
+
+    old_values: torch.Tensor
     returns: torch.Tensor
     feature_rows: torch.Tensor
 
 
-class PPOAgent(LanguageAgent):
-    """A language agent that learns with PPO; parameters as in :class:`trainers.language_agent.LanguageAgent`."""
+class PolicyGradientAgent(LanguageAgent):
+    """A language agent that learns with PPO's clipped update from any advantages.
 
-    settings_type: ClassVar[type[PPOSettings]] = PPOSettings
-    settings: PPOSettings
-    level: ClassVar[str]
+    Subclasses assign credit. Parameters are those of :class:`trainers.language_agent.LanguageAgent`.
+    """
+
+    settings_type: ClassVar[type[PolicyGradientSettings]] = PolicyGradientSettings
+    settings: PolicyGradientSettings
+    level: ClassVar[str] = "token"
     """Credit steps are the tokens of an action (``"token"``), or the action (``"action"``)."""
 
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
         super().__init__(envs, model, tokenizer, **settings)
         self.gamma = float(env_attribute(envs, "discount")) if self.settings.gamma is None else self.settings.gamma
-        self.settings = own = replace(self.settings, gamma=self.gamma)
-        with self.random_stream.active():
-            self.critic = ValueCritic(self.language_model.hidden_size, own.critic_hidden)
-        self.critic.to(self.language_model.device)
+        self.settings = replace(self.settings, gamma=self.gamma)
         self.adapter = self.language_model.trainable_parameters()
-        self.actor_optimizer = torch.optim.Adam(self.adapter, lr=own.actor_lr, eps=1e-5)
-        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=own.critic_lr, eps=1e-5)
-        self.saved |= {
-            "critic": self.critic,
-            "actor_optimizer": self.actor_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-        }
+        self.actor_optimizer = torch.optim.Adam(self.adapter, lr=self.settings.actor_lr, eps=1e-5)
+        self.saved["actor_optimizer"] = self.actor_optimizer
 
-    def token_discounts(self) -> tuple[float, float]:
-        """Return γ_w and λ_w: discount and trace decay from a token to the next token of its action."""
-        return 1.0, 1.0
+    def assign_credit(self, rollout: Rollout) -> Batch:
+        """Return the actions to learn from, with the advantages that the update uses."""
+        raise NotImplementedError
+
+    def critic_step(self, batch: Any, rows: np.ndarray, metrics: Metrics) -> None:
+        """Train the critic, if there is one, on the actions ``rows`` of a batch, an int array (b,)."""
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Run PPO's epochs on one rollout; return the metrics of the update."""
+        return self.update(self.assign_credit(rollout))
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Run PPO's epochs on a batch; return the metrics of the update."""
         settings, metrics = self.settings, Metrics()
-        batch = self.assign_credit(rollout)
-        advantages = losses.normalise_advantages(batch.advantages, batch.mask, settings.advantage_std_floor)
         self.forget_outputs()
         left = max(0.0, 1 - self.steps_learnt / settings.anneal_steps) if settings.anneal_steps else 1.0
-        self.actor_optimizer.param_groups[0]["lr"] = settings.actor_lr * left
-        self.critic_optimizer.param_groups[0]["lr"] = settings.critic_lr * left
+        for optimizer in (part for part in self.saved.values() if isinstance(part, torch.optim.Optimizer)):
+            optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * left
         actor_steps, stopped = 0, False
         for epoch in range(settings.epochs):
             minibatches = np.array_split(self.random.permutation(len(batch.records)), settings.minibatches)
@@ -130,16 +138,83 @@ class PPOAgent(LanguageAgent):
                     continue
                 self.critic_step(batch, rows, metrics)
                 if not stopped:
-                    stopped = not self.actor_step(batch, advantages, rows, metrics, first=epoch == number == 0)
+                    stopped = not self.actor_step(batch, rows, metrics, first=epoch == number == 0)
                     actor_steps += not stopped
         self.steps_learnt += len(batch.records)
         return metrics.means() | {
             "skipped_actor_steps": 1 - actor_steps / (settings.epochs * settings.minibatches),
-            "explained_variance": losses.explained_variance(batch.old_values, batch.returns, batch.mask),
             "actor_lr": settings.actor_lr * left,
         }
 
-    def assign_credit(self, rollout: Rollout) -> Batch:
+    def actor_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics, *, first: bool) -> bool:
+        """Take one optimiser step of the adapter on the actions ``rows`` of a batch, an int array (b,).
+
+        Returns False, and takes no step, if the policy differs from the one that acted by more than ``kl_threshold``.
+        ``first`` is True before the first step on a rollout, where both must agree.
+        """
+        settings, chosen = self.settings, torch.from_numpy(rows).to(batch.mask.device)
+        records, credit_steps = [batch.records[row] for row in rows], batch.mask[chosen].sum()
+        tokens = sum(len(record.tokens) for record in records)
+        totals, worst = torch.zeros(4, device=batch.mask.device), 0.0
+        self.actor_optimizer.zero_grad(set_to_none=True)
+        for scores in self.score_actions(
+            records,
+            action_log_probs=self.level == "action",
+            action_entropies=settings.entropy_level == "action",
+            token_entropies=settings.entropy_level == "token" or settings.sampling == "free",
+        ):
+            own = chosen[scores.rows]
+            mask, old = batch.mask[own], batch.old_log_probs[own]
+            log_probs = scores.action_log_probs[:, None] if self.level == "action" else scores.token_log_probs
+            log_probs = torch.nn.functional.pad(log_probs, (0, mask.shape[1] - log_probs.shape[1]))
+            if first:
+                worst = max(worst, self.ratio_error(log_probs, old, mask & batch.fresh[own, None]))
+            policy_loss = losses.clipped_policy_loss(log_probs, old, batch.advantages[own], mask, settings.clip)
+            policy_loss = policy_loss / credit_steps
+            if settings.entropy_level == "token":
+                entropy = scores.token_entropies.sum() / tokens
+            else:
+                entropy = scores.action_entropies.sum() / len(rows)
+            (policy_loss - settings.entropy_coefficient * entropy).backward()
+            with torch.no_grad():
+                kl = losses.approximate_kl(log_probs, old, mask) / credit_steps
+                clipped = losses.count_clipped(log_probs, old, mask, settings.clip) / credit_steps
+                totals += torch.stack([policy_loss, entropy, kl, clipped])
+        loss_, entropy_, kl_, clipped_ = totals.tolist()
+        metrics.add(policy_loss=loss_, entropy=entropy_, approximate_kl=kl_, clip_fraction=clipped_)
+        if first:
+            metrics.add(first_ratio_error=worst)
+        if settings.kl_threshold is not None and kl_ > settings.kl_threshold:
+            return False
+        metrics.add(actor_grad_norm=float(torch.nn.utils.clip_grad_norm_(self.adapter, settings.max_grad_norm)))
+        self.actor_optimizer.step()
+        return True
+
+
+class PPOAgent(PolicyGradientAgent):
+    """PPO with a critic on features of the frozen base model (arXiv 1707.06347)."""
+
+    settings_type: ClassVar[type[PPOSettings]] = PPOSettings
+    settings: PPOSettings
+
+    def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
+        super().__init__(envs, model, tokenizer, **settings)
+        with self.random_stream.active():
+            self.critic = ValueCritic(self.language_model.hidden_size, self.settings.critic_hidden)
+        self.critic.to(self.language_model.device)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=self.settings.critic_lr, eps=1e-5)
+        self.saved |= {"critic": self.critic, "critic_optimizer": self.critic_optimizer}
+
+    def token_discounts(self) -> tuple[float, float]:
+        """Return γ_w and λ_w: discount and trace decay from a token to the next token of its action."""
+        return 1.0, 1.0
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        batch = self.assign_credit(rollout)
+        explained = losses.explained_variance(batch.old_values, batch.returns, batch.mask)
+        return self.update(batch) | {"explained_variance": explained}
+
+    def assign_credit(self, rollout: Rollout) -> PPOBatch:
         """Return the valid actions of a rollout with values, advantages and returns of their credit steps."""
         shape, settings = rollout.rewards.shape, self.settings
         records: list[ActionRecord] = [action.record for row in rollout.actions for action in row]
@@ -175,12 +250,14 @@ class PPOAgent(LanguageAgent):
             chosen = torch.from_numpy(array[rollout.valid])
             return (chosen.float() if chosen.is_floating_point() else chosen).to(self.language_model.device)
 
-        return Batch(
+        credit, real = valid(advantages), valid(mask)
+        return PPOBatch(
             records=[record for record, is_valid in zip(records, rollout.valid.flat, strict=True) if is_valid],
-            mask=valid(mask),
+            mask=real,
             old_log_probs=valid(np.where(mask, old_log_probs, 0.0)),
             old_values=valid(values),
-            advantages=valid(advantages),
+            advantages=losses.normalise_advantages(credit, real, settings.advantage_std_floor),
+            fresh=real[:, 0],
             returns=valid(returns),
             feature_rows=valid(feature_rows),
         )
@@ -196,7 +273,7 @@ class PPOAgent(LanguageAgent):
         features = self.language_model.features(queries)
         return [self.critic.values(nodes).detach().double().cpu().numpy() for nodes in features]
 
-    def critic_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics) -> None:
+    def critic_step(self, batch: PPOBatch, rows: np.ndarray, metrics: Metrics) -> None:
         """Take one optimiser step of the critic on the actions ``rows`` of a batch, an int array (b,)."""
         chosen = torch.from_numpy(rows).to(batch.mask.device)
         mask, old, returns = batch.mask[chosen], batch.old_values[chosen], batch.returns[chosen]
@@ -210,49 +287,3 @@ class PPOAgent(LanguageAgent):
         norm = torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self.settings.max_grad_norm)
         self.critic_optimizer.step()
         metrics.add(value_loss=loss.item(), critic_grad_norm=float(norm))
-
-    def actor_step(
-        self, batch: Batch, advantages: torch.Tensor, rows: np.ndarray, metrics: Metrics, *, first: bool
-    ) -> bool:
-        """Take one optimiser step of the adapter on the actions ``rows`` of a batch, an int array (b,).
-
-        Returns False, and takes no step, if the policy differs from the one that acted by more than ``kl_threshold``.
-        ``first`` is True before the first step on a rollout, where both must agree.
-        """
-        settings, chosen = self.settings, torch.from_numpy(rows).to(batch.mask.device)
-        records, credit_steps = [batch.records[row] for row in rows], batch.mask[chosen].sum()
-        tokens = sum(len(record.tokens) for record in records)
-        totals, worst = torch.zeros(4, device=batch.mask.device), 0.0
-        self.actor_optimizer.zero_grad(set_to_none=True)
-        for scores in self.score_actions(
-            records,
-            action_log_probs=self.level == "action",
-            action_entropies=settings.entropy_level == "action",
-            token_entropies=settings.entropy_level == "token" or settings.sampling == "free",
-        ):
-            own = chosen[scores.rows]
-            mask, old = batch.mask[own], batch.old_log_probs[own]
-            log_probs = scores.action_log_probs[:, None] if self.level == "action" else scores.token_log_probs
-            log_probs = torch.nn.functional.pad(log_probs, (0, mask.shape[1] - log_probs.shape[1]))
-            if first:
-                worst = max(worst, self.ratio_error(log_probs, old, mask))
-            policy_loss = losses.clipped_policy_loss(log_probs, old, advantages[own], mask, settings.clip)
-            policy_loss = policy_loss / credit_steps
-            if settings.entropy_level == "token":
-                entropy = scores.token_entropies.sum() / tokens
-            else:
-                entropy = scores.action_entropies.sum() / len(rows)
-            (policy_loss - settings.entropy_coefficient * entropy).backward()
-            with torch.no_grad():
-                kl = losses.approximate_kl(log_probs, old, mask) / credit_steps
-                clipped = losses.count_clipped(log_probs, old, mask, settings.clip) / credit_steps
-                totals += torch.stack([policy_loss, entropy, kl, clipped])
-        loss_, entropy_, kl_, clipped_ = totals.tolist()
-        metrics.add(policy_loss=loss_, entropy=entropy_, approximate_kl=kl_, clip_fraction=clipped_)
-        if first:
-            metrics.add(first_ratio_error=worst)
-        if settings.kl_threshold is not None and kl_ > settings.kl_threshold:
-            return False
-        metrics.add(actor_grad_norm=float(torch.nn.utils.clip_grad_norm_(self.adapter, settings.max_grad_norm)))
-        self.actor_optimizer.step()
-        return True
