@@ -20,11 +20,11 @@ from benchmarks.cell import refuse_another
 from lang_envs.assets import TOKENIZER_FILE
 from lang_envs.assets.train_tokenizer import SPECIAL_TOKENS
 from lang_envs.files import read_object
-from trainers.embedded_lm.pretrain import Reading, pretrain
+from trainers.embedded_lm.pretrain import PretrainingSettings, pretrain
 
 GRANULARITIES = ("phrases", "subwords", "characters")
-READING = Reading(steps=600, programs=0, hidden=64, layers=2)
-QUICK = replace(READING, steps=10, decisions=500)
+READING = PretrainingSettings(steps=600, programs=0, hidden=64, layers=2)
+QUICK = replace(READING, steps=10, env_steps=500)
 
 
 def tokenizer_of(granularity: str, env_id: str) -> tokenizers.Tokenizer:
@@ -41,7 +41,7 @@ def tokenizer_of(granularity: str, env_id: str) -> tokenizers.Tokenizer:
     return backend
 
 
-def base_model(granularity: str, env_id: str, folder: Path, reading: Reading) -> None:
+def base_model(granularity: str, env_id: str, folder: Path, reading: PretrainingSettings) -> None:
     """Make a folder with a model that speaks such tokens, which takes minutes; nothing where it is there already.
 
     Raises

@@ -1,12 +1,12 @@
-"""Golden metrics: short training runs whose metrics must stay the same when only the structure of the code changes.
+"""Golden metrics: short training runs whose metrics must stay equal when the code is restructured.
 
-Each run trains, stops, resumes from its checkpoint with a new agent, and trains on. All metrics are kept at full
-precision, without timing.
+Each run trains, stops, resumes from its checkpoint with a new agent, and continues. All metrics except timing are
+stored at full precision.
 
-    python tests/golden.py write FILE       run with the installed code, write the metrics to FILE
-    python tests/golden.py compare COMMIT   run at COMMIT and here on this machine; report every bit that differs
+    python tests/golden.py write FILE       run all runs and write their metrics to FILE
+    python tests/golden.py compare COMMIT   run them at COMMIT and in this tree; print every difference
 
-Floating-point results differ between processors, so ``golden.json`` is compared with a tolerance (test_golden.py).
+Floating-point results differ between processors, so test_golden.py compares with ``golden.json`` with a tolerance.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ENVIRONMENTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "VirtualHome-food-preparation-v0": (16, 32, {}),
     "DataSciCoding-balance-scale-v0": (4, 2, {"max_action_tokens": 48, "temperature": 0.7}),
 }
-"""By environment: parallel environments, environment steps of each rollout, agent settings."""
+"""For each environment: number of parallel environments, environment steps of a rollout, settings of the agent."""
 ROLLOUTS_BEFORE_RESUME, ROLLOUTS = 2, 4
 STORED = Path(__file__).with_name("golden.json")
 
 
 def run(algorithm: str, environment: str, seed: int) -> list[dict[str, Any]]:
-    """Train one agent with a resume in the middle; returns one dict of metrics for each rollout."""
+    """Train one agent, resuming once; return one dict of metrics for each rollout."""
     import lang_envs
     import trainers
 
@@ -56,7 +56,7 @@ def run(algorithm: str, environment: str, seed: int) -> list[dict[str, Any]]:
 
 
 def run_all() -> dict[str, list[dict[str, Any]]]:
-    """All runs, by ``"algorithm environment seed"``."""
+    """Return the metrics of all runs; the keys are ``"algorithm environment seed"``."""
     import torch
 
     torch.set_num_threads(1)
@@ -69,23 +69,23 @@ def run_all() -> dict[str, list[dict[str, Any]]]:
 
 
 def differences(before: Any, after: Any, *, relative: float = 0.0) -> list[str]:
-    """One line for each metric that differs by more than ``relative`` of its value; none if all agree."""
-    found = []
+    """Return one line for each metric that differs by more than ``relative``, relatively and absolutely."""
+    lines = []
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name, []), after.get(name, [])
         if len(old) != len(new):
-            found.append(f"{name}: {len(old)} rollouts, now {len(new)}")
+            lines.append(f"{name}: {len(old)} rollouts, now {len(new)}")
         for number, (was, now) in enumerate(zip(old, new, strict=False), start=1):
             for metric in sorted(was.keys() | now.keys()):
                 a, b = was.get(metric), now.get(metric)
                 same = a is not None and b is not None and math.isclose(a, b, rel_tol=relative, abs_tol=relative)
                 if not same:
-                    found.append(f"{name}, rollout {number}: {metric} was {a!r}, is {b!r}")
-    return found
+                    lines.append(f"{name}, rollout {number}: {metric} was {a!r}, is {b!r}")
+    return lines
 
 
 def compare(commit: str) -> list[str]:
-    """Run this script at ``commit`` and here, one after the other; returns the differences."""
+    """Run this script at ``commit`` and in this tree; return the differences."""
     here = Path(__file__).resolve().parent.parent
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary) / "tree"
@@ -107,9 +107,9 @@ def main() -> None:
         case ["write", file]:
             Path(file).write_text(json.dumps(run_all(), indent=1) + "\n")
         case ["compare", commit]:
-            found = compare(commit)
-            print("\n".join(found) or f"Every metric is bit for bit the same as at {commit}.")
-            sys.exit(bool(found))
+            lines = compare(commit)
+            print("\n".join(lines) or f"All metrics are equal to those at {commit}, bit for bit.")
+            sys.exit(bool(lines))
         case _:
             sys.exit(__doc__)
 

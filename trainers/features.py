@@ -82,7 +82,7 @@ class FeatureStore:
         return None if row is None else rows  # type: ignore[return-value]
 
     def _add(self, text: Text) -> list[int]:
-        """Number the missing rows of a text; return their positions: 0 for the prompt, then 1 … for its tokens."""
+        """Assign numbers to the missing rows of a text; return their positions: 0 is the prompt, then its tokens."""
         prompt, tokens = text
         count = len(self._roots) + len(self._children)
         added = [] if prompt in self._roots else [0]

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Readings:
+class BatchLogits:
     """Logits of a packed batch, divided by the temperature, and their statistics; float32 tensors.
 
     Attributes
@@ -137,7 +137,7 @@ class LanguageModel:
         """Return one batch of all queries. On a GPU its number of keys is a multiple of 8, to spare kernels a copy."""
         return pack(queries, self.tokenizer.pad_id, multiple=1 if self.device.type == "cpu" else 8)
 
-    def read(self, batch: PackedBatch, *, vocabulary: bool, entropy: bool = False) -> Readings:
+    def read(self, batch: PackedBatch, *, vocabulary: bool, entropy: bool = False) -> BatchLogits:
         """Return the logits of a batch at its edges, with gradients to the adapter.
 
         Parameters
@@ -156,14 +156,16 @@ class LanguageModel:
             if entropy and log_sum_exp is not None:
                 log_probs = logits - log_sum_exp[:, None]
                 entropies = -(log_probs.exp() * log_probs).sum(-1)
-            return Readings(logits[nodes, tokens], log_sum_exp, entropies)
+            return BatchLogits(logits[nodes, tokens], log_sum_exp, entropies)
         hidden = self.hidden(batch)
         edges = edge_logits(self._head, hidden, nodes, tokens)
         edges = edges if self.temperature == 1 else edges / self.temperature
         if not vocabulary:
-            return Readings(edges, None, None)
+            return BatchLogits(edges, None, None)
         size = self.tokenizer.vocab_size
-        return Readings(edges, *vocabulary_statistics(self._head, hidden, size, self.temperature, with_entropy=entropy))
+        return BatchLogits(
+            edges, *vocabulary_statistics(self._head, hidden, size, self.temperature, with_entropy=entropy)
+        )
 
     def hidden(self, batch: PackedBatch) -> torch.Tensor:
         """Return the last hidden states at every node of a batch: tensor (N, hidden) of the model's dtype."""

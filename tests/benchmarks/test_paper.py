@@ -23,7 +23,7 @@ from benchmarks.footprint import footprint
 from benchmarks.paper import PaperConfig, distinct, run_paper
 from benchmarks.run import run_cells
 from trainers.agents.settings import Settings
-from trainers.embedded_lm.pretrain import Reading, wrap
+from trainers.embedded_lm.pretrain import PretrainingSettings, wrap
 from trainers.loop import alone_in
 
 
@@ -113,7 +113,7 @@ def _lengths(granularity: str, folder: Path) -> dict[str, int]:
 
 def test_a_base_model_is_made_once_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "models" / "phrases"
-    reading = Reading(steps=3, programs=0, decisions=200, batch=8)
+    reading = PretrainingSettings(steps=3, programs=0, env_steps=200, batch=8)
     with monkeypatch.context() as patched:
         patched.setattr(action_length, "pretrain", _broken)
         with pytest.raises(RuntimeError):

@@ -23,7 +23,7 @@ from benchmarks.paper import PaperConfig, remember, remembered
 from benchmarks.report import Section, write_report
 from benchmarks.tables import Known, Table
 from benchmarks.versions import VERSIONS_FILE
-from trainers.embedded_lm.pretrain import Reading
+from trainers.embedded_lm.pretrain import PretrainingSettings
 
 SALAD = "Overcooked-tomato-salad-v0"
 RETURNS = {"poad": (0.9, 0.8, 0.7), "ntpo": (0.3, 0.2, 0.75)}
@@ -173,7 +173,7 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
         "length": 2,
     }
     for panel, benchmark in zip(EXPERIMENTS["length"].panels, asked["length"], strict=True):
-        reading = Reading(steps=1, programs=0, decisions=100, batch=2)
+        reading = PretrainingSettings(steps=1, programs=0, env_steps=100, batch=2)
         base_model(str(panel.tokens), panel.env, Path(str(benchmark.config.model)), reading)
     done = (*asked["discount"], *asked["length"], asked["curves"][0])
     for benchmark in done:

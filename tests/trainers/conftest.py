@@ -1,4 +1,4 @@
-"""Tiny models of well-known kinds, built from their configuration classes and saved as Hugging Face saves them."""
+"""Fixtures: vector environments, and folders of tiny Hugging Face models with random weights."""
 
 from __future__ import annotations
 
@@ -45,13 +45,16 @@ def _shape(vocab_size: int) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "intermediate_size": 128,
         "max_position_embeddings": 512,
-        "initializer_range": 0.3,  # far from uniform, so that a wrong mask shows
+        "initializer_range": 0.3,  # far from uniform, so that a wrong mask changes the results
     }
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny ``llama`` (begin token), ``qwen2`` (chat template, none) or ``mamba`` (no attention)."""
+    """Return a function from a kind of model to the folder of a tiny one.
+
+    The kinds are ``llama`` (begin token), ``qwen2`` (chat template, no begin token) and ``mamba`` (no attention).
+    """
     made: dict[str, Path] = {}
 
     def make(kind: str) -> Path:
@@ -65,7 +68,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
             )
             tokenizer.save_pretrained(folder)
             torch.manual_seed(3)
-            size = len(tokenizer) + 9  # real models pad their vocabulary, too
+            size = len(tokenizer) + 9  # padded, like the vocabulary of real models
             if kind == "llama":
                 model = LlamaForCausalLM(LlamaConfig(**_shape(size)))
             elif kind == "qwen2":
@@ -83,6 +86,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def make_envs() -> Callable[..., gym.vector.VectorEnv]:
+    """Return a function that makes a synchronous vector environment."""
+
     def make(num_envs: int = 2, environment: str = ENVIRONMENT, **options: Any) -> gym.vector.VectorEnv:
         kwargs = {"autoreset_mode": options.pop("autoreset_mode", AutoresetMode.SAME_STEP)}
         return gym.make_vec(environment, num_envs=num_envs, vectorization_mode="sync", vector_kwargs=kwargs, **options)

@@ -1,9 +1,10 @@
-"""Train every language-model agent on the simulated GPU, and print a line of JSON for each.
+"""Train every language-model agent on the simulated GPU, and print a line of JSON for each case.
 
-``python tests/trainers/on_simulated_gpu.py`` runs all cases. With ``--mutants N`` it takes a placement on a device out
-of the source (``.to(device)``, ``device=``, ``.cpu()``), runs the cases of the Llama, and says whether they still run:
-N of all such places, evenly spread, each in a fork of its own; ``--mutants 0`` takes all. A place may survive where
-CUDA does not mind, as it takes indices from the CPU.
+``python tests/trainers/on_simulated_gpu.py`` runs all cases. With ``--remove PART …`` it instead tests the placements
+of tensors (``.to(device)``, ``device=``, ``.cpu()``) in the source of ``trainers``. Each placement whose source line
+contains a PART (without PART, each placement) is removed in turn, and the cases of the Llama run in a forked process.
+The output tells whether they still succeed. Placements of indices may be unnecessary, because CUDA accepts indices from
+the CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import simulated_gpu
 
 simulated_gpu.install()
 
-import torch  # noqa: E402 — what the simulated device changes is imported after it
+import torch  # noqa: E402 — import what the simulated device changes after it
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
 
@@ -37,7 +38,7 @@ TRAINERS = simulated_gpu.PROJECT / "trainers"
 
 
 class Case(NamedTuple):
-    """One training: of the embedded model in float32, or of a small Llama in bfloat16, as on a GPU."""
+    """One training run, with the embedded model in float32 or a small Llama in bfloat16."""
 
     algo: str
     sampling: str
@@ -45,7 +46,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Every language-model agent of the table with every way to sample; the Llama with the first agent alone."""
+    """Return every learning agent with every sampling mode; the Llama only with the first agent."""
     from trainers.agents import AGENTS, agent_class
     from trainers.agents.ppo import PPOAgent
 
@@ -55,7 +56,7 @@ def cases() -> list[Case]:
 
 
 def run(case: Case, folder: Path) -> dict[str, Any]:
-    """Make, train, evaluate, save, load and resume; raises where CUDA would."""
+    """Make, train, evaluate, save, load and resume an agent. Operations raise where CUDA would."""
     import gymnasium as gym
 
     import lang_envs
@@ -76,7 +77,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
         options |= {"model": model, "dtype": "bfloat16", "gradient_checkpointing": True}
         tokenizer = {"tokenizer": model}
     envs = lang_envs.make_vec(ENV, NUM_ENVS, **tokenizer)
-    steps = NUM_ENVS * ROLLOUT_STEPS  # of an iteration
+    steps = NUM_ENVS * ROLLOUT_STEPS  # in each iteration
 
     def make() -> tuple[Any, list[dict[str, int]]]:
         agent = trainers.make(case.algo, envs, **options)
@@ -96,7 +97,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     if any(weight.device != torch.device(DEVICE) for weight in language_model.model.parameters()):
         raise RuntimeError("the model is not on the device")
     if not language_model.packs:
-        raise RuntimeError("packing was refused, or failed on the device: every candidate is scored by itself")
+        raise RuntimeError("packing failed on the device: each candidate is scored in a row of its own")
     whole = trainers.train(agent, envs, 2 * steps, rollout_steps=ROLLOUT_STEPS)
     trainers.evaluate(agent, lambda: gym.make(ENV, max_episode_steps=3, **tokenizer), 1)
     stopped, _ = make()
@@ -114,7 +115,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def make_llama(folder: Path) -> Path:
-    """The folder of a small Llama that speaks the embedded model's tokens; too wide for the embedded model's layers."""
+    """Make a small Llama with the embedded tokenizer, wider than the embedded model; return its folder."""
     from trainers.language_model import EMBEDDED_FOLDER
 
     torch.manual_seed(0)
@@ -133,8 +134,8 @@ def results(chosen: Sequence[Case]) -> Iterator[dict[str, Any]]:
             yield case._asdict() | run(case, Path(folder))
 
 
-class Place(NamedTuple):
-    """Where the source puts something on a device: the n-th such place of a file."""
+class Placement(NamedTuple):
+    """A piece of source code that places a tensor on a device: the ``number``-th one of a file."""
 
     file: Path
     number: int
@@ -143,18 +144,18 @@ class Place(NamedTuple):
 
 
 class _Remove(ast.NodeTransformer):
-    """Finds the places of a file, and takes one of them out."""
+    """Collects the placements of a file, and removes the ``number``-th one."""
 
     def __init__(self, file: Path, number: int | None = None) -> None:
         self.file, self.number = file, number
-        self.places: list[Place] = []
+        self.placements: list[Placement] = []
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr in ("to", "cpu"):
-            said = ast.unparse(node)[len(ast.unparse(function.value)) :]
-            if re.fullmatch(r"\.cpu\(\)|\.to\(.*(device|place).*\)", said) and self._is_chosen(node, said):
+            call = ast.unparse(node)[len(ast.unparse(function.value)) :]
+            if re.fullmatch(r"\.cpu\(\)|\.to\(.*device.*\)", call) and self._is_chosen(node, call):
                 return function.value
         for keyword in node.keywords:
             if keyword.arg == "device" and "device" in ast.unparse(keyword.value):
@@ -164,40 +165,41 @@ class _Remove(ast.NodeTransformer):
         return node
 
     def _is_chosen(self, node: ast.Call, text: str) -> bool:
-        self.places.append(Place(self.file, len(self.places), node.lineno, text))
-        return self.number == len(self.places) - 1
+        self.placements.append(Placement(self.file, len(self.placements), node.lineno, text))
+        return self.number == len(self.placements) - 1
 
 
-def places() -> list[Place]:
-    found: list[Place] = []
+def placements() -> list[Placement]:
+    """Return all placements in the source of ``trainers``."""
+    collected: list[Placement] = []
     for file in sorted(TRAINERS.rglob("*.py")):
         if "embedded_lm" not in file.parts:
             remover = _Remove(file)
             remover.visit(ast.parse(file.read_text()))
-            found += remover.places
-    return found
+            collected += remover.placements
+    return collected
 
 
-def without(place: Place) -> None:
-    """From now on, import the trainers without one placement."""
-    own: Callable[..., types.CodeType | None] = importlib.machinery.SourceFileLoader.get_code
+def remove(placement: Placement) -> None:
+    """Make later imports of ``trainers`` compile the source without a placement."""
+    original: Callable[..., types.CodeType | None] = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(self: Any, name: str) -> types.CodeType | None:
-        if Path(self.path) != place.file:
-            return own(self, name)
-        tree = _Remove(place.file, place.number).visit(ast.parse(place.file.read_text()))
+        if Path(self.path) != placement.file:
+            return original(self, name)
+        tree = _Remove(placement.file, placement.number).visit(ast.parse(placement.file.read_text()))
         return compile(ast.fix_missing_locations(tree), self.path, "exec")
 
     importlib.machinery.SourceFileLoader.get_code = get_code
 
 
-def survives(place: Place) -> bool:
-    """Whether the Llama trains without a placement, in a fork of this process."""
+def trains_without(placement: Placement) -> bool:
+    """Return whether the Llama trains without a placement, in a fork of this process."""
     if (child := os.fork()) == 0:
         status = 1
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            without(place)
+            remove(placement)
             for _ in results([case for case in cases() if case.model == "llama"]):
                 pass
             status = 0
@@ -209,25 +211,25 @@ def survives(place: Place) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--remove", nargs="*", help="parts of source lines whose placements are taken out one at a time"
+        "--remove", nargs="*", metavar="PART", help="remove the placements in source lines that contain PART, in turn"
     )
-    chosen = parser.parse_args().remove
+    parts = parser.parse_args().remove
     torch.set_num_threads(1)
     disable_progress_bar()
-    if chosen is None:
+    if parts is None:
         for line in results(cases()):
             print(json.dumps(line), flush=True)
         return
-    import peft  # noqa: F401 — before the forks, which then need not import it
+    import peft  # noqa: F401 — imported before the forks, to save time
     import safetensors.torch  # noqa: F401
 
     import lang_envs  # noqa: F401
 
-    for place in places():
-        source = place.file.read_text().splitlines()[place.line - 1].strip()
-        if not chosen or any(part in source for part in chosen):
-            where = f"{place.file.relative_to(simulated_gpu.PROJECT)}:{place.line}"
-            line = {"place": where, "source": source, "text": place.text, "survives": survives(place)}
+    for placement in placements():
+        source = placement.file.read_text().splitlines()[placement.line - 1].strip()
+        if not parts or any(part in source for part in parts):
+            where = f"{placement.file.relative_to(simulated_gpu.PROJECT)}:{placement.line}"
+            line = {"line": where, "source": source, "text": placement.text, "trains": trains_without(placement)}
             print(json.dumps(line), flush=True)
 
 

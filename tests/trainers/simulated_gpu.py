@@ -1,19 +1,20 @@
-"""A device named ``simgpu`` that computes on the CPU and refuses what CUDA refuses.
+"""A torch device named ``simgpu`` that computes on the CPU and raises where CUDA would raise.
 
-It is a PrivateUse1 backend of torch written in Python: a tensor of the device holds a CPU tensor, and every operation
-runs on the CPU tensors. An operation raises where CUDA would raise:
+It is a PrivateUse1 backend of torch written in Python: a tensor of the device contains a CPU tensor, and operations
+run on the CPU tensors. These operations raise, as with CUDA:
 
-- on tensors of both devices, unless the CPU tensor has no dimensions, is an index, or is what is copied;
-- in place on a CPU tensor, from a tensor of the device;
-- with a CPU generator;
-- for the memory of a tensor of the device (``numpy()``, ``from_dlpack``).
+- operations on tensors of both devices, unless the CPU tensor has no dimensions, is an index, or is copied;
+- in-place operations on a CPU tensor with a tensor of the device;
+- operations with a CPU generator;
+- access to the memory of a tensor of the device (``numpy()``, ``from_dlpack``).
 
-It counts what makes a CUDA program wait for the GPU ("synchronisations"): copies between the devices, ``item()``,
-``tolist()``, boolean indices, ``nonzero``, ``unique``. :func:`synchronisations` tells the lines of the project.
+The device counts the operations for which a CUDA program waits for the GPU ("synchronisations"): copies between the
+devices, ``item()``, ``tolist()``, boolean indices, ``nonzero``, ``unique``. :func:`synchronisations` returns them by
+source line.
 
-:func:`install` changes torch and safetensors for the whole process, so call it in a process of its own, before the code
-under test is imported. What it does not have: CUDA's kernels and their numbers, streams, memory, generators of the
-device, bitsandbytes.
+:func:`install` changes torch and safetensors for the whole process. Call it in a separate process, before the code
+under test is imported. The device does not simulate CUDA's kernels and their rounding, streams, memory limits, random
+generators, or bitsandbytes.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _cpu_tensor = torch.tensor  # as it was before `install`
 
 
 def synchronisations() -> collections.Counter[str]:
-    """What waited for the device so far: how often, by ``file:line kind``."""
+    """Return how often an operation has waited for the device, by ``file:line kind``."""
     return collections.Counter(_waits)
 
 
@@ -79,7 +80,7 @@ def _line_of_the_project() -> str:
 
 
 class SimulatedTensor(torch.Tensor):
-    """A tensor of the device; ``raw`` is the CPU tensor that holds its numbers."""
+    """A tensor of the device; ``raw`` is the CPU tensor with its values."""
 
     __slots__ = ["raw"]
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -136,7 +137,7 @@ class SimulatedTensor(torch.Tensor):
 
 
 def _on_device(index: Any) -> Any:
-    """An index whose lists and arrays are tensors of the device, as CUDA makes them."""
+    """Return an index with lists and arrays as tensors of the device, as CUDA converts them."""
     if isinstance(index, tuple):
         return tuple(map(_on_device, index))
     if isinstance(index, list | np.ndarray):
@@ -150,20 +151,21 @@ def _is_here(device: Any) -> bool:
 
 
 def _raw(value: Any) -> Any:
+    """Return the CPU tensor of a tensor of the device, anything else unchanged."""
     return value.raw if isinstance(value, SimulatedTensor) else value
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """An operation's arguments or results, changed one by one; torch's own tree functions take half of all time."""
+    """Apply ``change`` to each argument or result of an operation. (torch's own tree functions are too slow.)"""
     if isinstance(value, list | tuple):
         return type(value)([_each(change, one) for one in value])
     return change(value)
 
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the CPU tensors; the result is where CUDA would put it."""
+    """Run an operation on the CPU tensors; return its result on the device that CUDA would choose."""
     if function is aten._fused_sdp_choice.default:
-        return 0  # scaled_dot_product_attention from plain operations
+        return 0  # scaled_dot_product_attention is composed of elementary operations
     tensors: list[torch.Tensor] = []
     _each(lambda value: tensors.append(value) if isinstance(value, torch.Tensor) else None, [*args, *kwargs.values()])
     ours = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, SimulatedTensor)}
@@ -211,7 +213,7 @@ def _refuse_mixtures(function: Any, args: Any, kwargs: dict[str, Any], tensors: 
 
 
 def _written(function: Any, args: Any) -> list[Any]:
-    """The arguments that an operation changes."""
+    """Return the arguments that an operation changes."""
     declared = zip(function._schema.arguments, args, strict=False)
     return [value for argument, value in declared if argument.alias_info is not None and argument.alias_info.is_write]
 
@@ -238,7 +240,7 @@ def _count_copies(function: Any, args: Any, here: bool, ours: bool) -> None:
 
 
 class _Backend(_DummyBackendModule):
-    """``torch.simgpu``: what the device has of ``torch.cuda``; its random numbers are the CPU's."""
+    """``torch.simgpu``: a part of the interface of ``torch.cuda``, with the CPU's random numbers."""
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         return torch.get_rng_state()
@@ -253,11 +255,11 @@ class _Backend(_DummyBackendModule):
         return [torch.bfloat16, torch.float16]
 
 
-_libraries: list[torch.library.Library] = []  # a registration lasts as long as its library
+_libraries: list[torch.library.Library] = []  # a registration ends when its library is deleted
 
 
 def install() -> None:
-    """Add the device to torch, and teach saving and loading of it; once in a process."""
+    """Add the device to torch, with saving and loading of its tensors. Call it once in a process."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(lambda function, *args, **kwargs: _run(function, args, kwargs), dispatch_key="PrivateUse1")
@@ -268,7 +270,7 @@ def install() -> None:
     ):
         factories.impl(name, lambda *args, _f=function, **kwargs: _run(_f, args, kwargs), "PrivateUse1")
     _libraries.extend([everything, factories])
-    _device_constructors()  # remembers torch's own functions, of which `with torch.device():` asks
+    _device_constructors()  # caches torch's own functions, which `with torch.device():` needs
     torch.tensor = _tensor
     torch.save = _saving(torch.save)
     torch.load = _loading(torch.load)
@@ -287,7 +289,7 @@ def _tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: 
 
 
 def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
-    """``save``, of the CPU's copies."""
+    """Return ``save`` with tensors of the device replaced by their CPU tensors."""
     return lambda content, *args, **kwargs: save(tree_map(_raw, content), *args, **kwargs)
 
 
@@ -312,7 +314,7 @@ def _loading_file(load: Callable[..., Any]) -> Callable[..., Any]:
 
 def _opening(safe_open: Any) -> Any:
     class OnDevice:
-        """``safe_open`` whose tensors lie on the device."""
+        """``safe_open`` with tensors on the device."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._file = safe_open(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Adapted linear layers against PEFT's own, and what half precision keeps of a small step."""
+"""AdaptedLinear: comparison with PEFT's layers, and precision for small changes of the adapter in bfloat16."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainers.adapters import AdaptedLinear
 from trainers.language_model import load_language_model
 
 STEP = 5e-7
-"""The paper's learning rate, which is the size of Adam's first step."""
+"""The paper's learning rate: the size of Adam's first step."""
 
 
 def adapted(layer: nn.Module) -> Any:
@@ -23,7 +23,10 @@ def adapted(layer: nn.Module) -> Any:
 
 
 def effective_gain(kind: Any, layer: Any, steps: int) -> float:
-    """How much of an adapter's change of the output is there in the output, as the projection of one on the other."""
+    """Return the measured change of the output after a change of the adapter, as a fraction of the exact change.
+
+    It is the projection of the measured change on the exact one: 1 if nothing is lost.
+    """
     down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     x = torch.randn(256, layer.in_features, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
     with torch.no_grad():
@@ -36,17 +39,17 @@ def effective_gain(kind: Any, layer: Any, steps: int) -> float:
 
 
 @pytest.mark.parametrize("steps", [1, 100])
-def test_a_small_step_of_an_adapter_is_felt_in_bfloat16(steps: int) -> None:
+def test_small_change_of_the_adapter_changes_bfloat16_outputs(steps: int) -> None:
     torch.manual_seed(0)
     layer = adapted(nn.Linear(1024, 1024, bias=False).to(torch.bfloat16)).float()
     layer.base_layer.to(torch.bfloat16)
-    assert effective_gain(lora.Linear, layer, steps) < 0.5, "added to what is rounded already, it is lost"
+    assert effective_gain(lora.Linear, layer, steps) < 0.5, "PEFT adds to a rounded result, so the change is lost"
     assert effective_gain(AdaptedLinear, layer, steps) == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
-def test_outputs_and_gradients_are_those_of_the_written_out_sum(dtype: torch.dtype, bias: bool) -> None:
+def test_outputs_and_gradients_equal_those_of_the_explicit_sum(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
     layer = adapted(nn.Linear(32, 48, bias=bias).to(dtype))
     down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
@@ -65,7 +68,7 @@ def test_outputs_and_gradients_are_those_of_the_written_out_sum(dtype: torch.dty
         assert (own - other).norm() < tolerance * other.norm()
 
 
-def test_a_4bit_layer_is_read_as_bitsandbytes_reads_it() -> None:
+def test_4bit_layer_equals_pefts_layer() -> None:
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     model = load_language_model("embedded", quantize="4bit", device="cpu", dtype="float32")

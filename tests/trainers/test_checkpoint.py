@@ -1,4 +1,4 @@
-"""Checkpoints are data: nothing in them is run, what does not fit is named, and a GPU is touched only if it is used."""
+"""Checkpoints: no code in them runs, damaged ones raise, and random generators of GPUs are restored."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ def make_folder(folder: Path) -> None:
     folder.mkdir()
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "timing"} for line in lines]
+def steps_of(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 class Trap:
-    """What a hostile pickle holds: reading it makes a folder."""
+    """Content of a malicious pickle: reading it makes a folder."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, (os.environ["TRAP"],)
 
 
 @pytest.mark.parametrize("name", ["progress.pkl", "agent.pt"])
-def test_pickles_of_earlier_versions_are_refused_and_not_read(
+def test_pickles_of_earlier_versions_raise_and_are_not_read(
     name: str, tmp_path: Path, make_envs: Envs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAP", str(tmp_path / "trap"))
@@ -54,37 +53,37 @@ def test_pickles_of_earlier_versions_are_refused_and_not_read(
     agent = trainers.make("poad", envs)
     save_checkpoint(tmp_path, 1, agent.save, {}, best=True)
     (tmp_path / "last" / name).write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(ValueError, match=rf"{name} is a pickle.*lang-envs 0\.1\.0 at commit 4dc5cab is the last to"):
+    with pytest.raises(ValueError, match=rf"{name} is a pickle.*lang-envs 0\.1\.0 at commit 4dc5cab is the last"):
         load_checkpoint(tmp_path, agent.load)
     assert not (tmp_path / "trap").exists()
 
 
-def test_adams_steps_stay_on_the_cpu_and_its_moments_go_to_their_parameters(tmp_path: Path) -> None:
+def test_adam_steps_stay_on_the_cpu_and_moments_move_to_their_parameters(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    here, there = (torch.nn.Parameter(torch.ones(2, 3, device=device)) for device in ("cpu", "meta"))
-    saved = torch.optim.Adam([here], lr=0.5, betas=(0.8, 0.9))
+    on_cpu, on_meta = (torch.nn.Parameter(torch.ones(2, 3, device=device)) for device in ("cpu", "meta"))
+    saved = torch.optim.Adam([on_cpu], lr=0.5, betas=(0.8, 0.9))
     for _ in range(3):
-        here.grad = torch.randn(2, 3)
+        on_cpu.grad = torch.randn(2, 3)
         saved.step()
     save_state(tmp_path, {"optimizer": saved.state_dict(), "n": 3})
     state = load_state(tmp_path)
-    elsewhere = torch.optim.Adam([there], lr=0.1)
-    load_optimizer(elsewhere, state["optimizer"])
-    kept = elsewhere.state[there]
-    assert (kept["step"].device.type, kept["exp_avg"].device.type) == ("cpu", "meta")
-    again = torch.optim.Adam([here])
-    load_optimizer(again, state["optimizer"])
-    assert again.state_dict()["param_groups"] == saved.state_dict()["param_groups"] and state["n"] == 3
-    for name, value in saved.state[here].items():
-        assert torch.equal(value, again.state[here][name]) and value.dtype == again.state[here][name].dtype
+    moved = torch.optim.Adam([on_meta], lr=0.1)
+    load_optimizer(moved, state["optimizer"])
+    moments = moved.state[on_meta]
+    assert (moments["step"].device.type, moments["exp_avg"].device.type) == ("cpu", "meta")
+    loaded = torch.optim.Adam([on_cpu])
+    load_optimizer(loaded, state["optimizer"])
+    assert loaded.state_dict()["param_groups"] == saved.state_dict()["param_groups"] and state["n"] == 3
+    for name, value in saved.state[on_cpu].items():
+        assert torch.equal(value, loaded.state[on_cpu][name]) and value.dtype == loaded.state[on_cpu][name].dtype
     for other in (torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(6))):
         with pytest.raises(ValueError, match="moments of other parameters"):
             load_optimizer(torch.optim.Adam([other]), state["optimizer"])
     with pytest.raises(ValueError, match="other options"):
-        load_optimizer(torch.optim.SGD([here]), state["optimizer"])
+        load_optimizer(torch.optim.SGD([on_cpu]), state["optimizer"])
 
 
-def test_a_loaded_agent_has_adams_steps_on_the_cpu_whatever_its_device(tmp_path: Path, make_envs: Envs) -> None:
+def test_loaded_agent_has_equal_moments_and_adam_steps_on_the_cpu(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(2)
     agent = trainers.make("poad", envs, seed=1)
     train(agent, envs, 16, rollout_steps=8)
@@ -103,7 +102,10 @@ def test_a_loaded_agent_has_adams_steps_on_the_cpu_whatever_its_device(tmp_path:
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, devices: int | None) -> list[tuple[int, int]]:
-    """Put so many GPUs in the place of torch's; None sets a trap for whoever asks. Returns what is restored where."""
+    """Pretend that torch has ``devices`` GPUs; with None, any use of CUDA raises.
+
+    Returns a list to which each restored generator is added, as (device, first byte of the state).
+    """
     restored: list[tuple[int, int]] = []
 
     def trap(*arguments: Any, **options: Any) -> Any:
@@ -118,25 +120,25 @@ def cuda(monkeypatch: pytest.MonkeyPatch, devices: int | None) -> list[tuple[int
         restored.append((device, int(state[0])))
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: devices is not None)
-    for name, standing_in in (
+    for name, replacement in (
         ("get_rng_state_all", get_rng_state_all),
         ("set_rng_state", set_rng_state),
         ("device_count", lambda: devices),
         ("set_rng_state_all", trap),
         ("is_available", trap),
     ):
-        monkeypatch.setattr(torch.cuda, name, trap if devices is None else standing_in)
+        monkeypatch.setattr(torch.cuda, name, trap if devices is None else replacement)
     return restored
 
 
-def test_a_run_on_the_cpu_asks_nothing_of_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_of_a_run_on_the_cpu_do_not_use_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda(monkeypatch, None)
     save_checkpoint(tmp_path, 1, make_folder, 1, best=True)
     assert load_checkpoint(tmp_path, lambda folder: None) == 1
 
 
 @pytest.mark.parametrize(("now", "restored"), [(4, [0, 1, 2]), (3, [0, 1, 2]), (1, [0]), (None, [])])
-def test_resuming_with_fewer_gpus_restores_those_there_are_and_warns(
+def test_resuming_with_fewer_gpus_restores_their_generators_and_warns(
     now: int | None,
     restored: list[int],
     tmp_path: Path,
@@ -145,34 +147,34 @@ def test_resuming_with_fewer_gpus_restores_those_there_are_and_warns(
 ) -> None:
     cuda(monkeypatch, 3)
     save_checkpoint(tmp_path, 1, make_folder, 1, best=True)
-    found = cuda(monkeypatch, now)
+    restored_now = cuda(monkeypatch, now)
     assert load_checkpoint(tmp_path, lambda folder: None) == 1
-    assert found == [(n, n) for n in restored]
+    assert restored_now == [(n, n) for n in restored]
     warned = f"random generators of 3 GPUs, and {now or 0} are in use" in caplog.text
     assert warned == (len(restored) < 3)
 
 
-def test_random_generators_go_on_where_they_stood(tmp_path: Path) -> None:
+def test_checkpoint_restores_global_random_generators(tmp_path: Path) -> None:
     import random
 
     def draw() -> list[float]:
         return [random.random(), random.gauss(), float(np.random.normal()), float(torch.rand(()))]  # noqa: NPY002
 
     random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
-    draw()  # gauss() of both keeps a second number
+    draw()  # random.gauss() and numpy's normal() keep a second number
     save_checkpoint(tmp_path, 1, make_folder, 1, best=True)
     expected = draw(), draw()
     load_checkpoint(tmp_path, lambda folder: None)
     assert (draw(), draw()) == expected
 
 
-# Faults
+# Errors while saving
 
 
-def test_a_full_disk_is_an_os_error_that_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_full_disk_raises_os_error_and_leaves_no_unfinished_checkpoint(tmp_path: Path) -> None:
     def full(folder: Path) -> None:
         make_folder(folder)
-        (folder / "weights").write_text("ha")
+        (folder / "weights").write_text("unfinished")
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     save_checkpoint(tmp_path, 1, make_folder, 1, best=True)
@@ -183,7 +185,7 @@ def test_a_full_disk_is_an_os_error_that_leaves_nothing_half_written(tmp_path: P
     assert load_checkpoint(tmp_path, lambda folder: None) == 1
 
 
-# What does not fit, or cannot be stored
+# Invalid or unstorable content
 
 
 def finished_run(folder: Path, make_envs: Envs) -> None:
@@ -194,11 +196,11 @@ def finished_run(folder: Path, make_envs: Envs) -> None:
 def change(file: Path, changes: dict[str, Any]) -> None:
     saved = decode(json.loads(file.read_text()))
     for path, value in changes.items():
-        *way, last = path.split(".")
-        place = saved
-        for name in way:
-            place = place[name]
-        place[last] = value
+        *parents, last = path.split(".")
+        container = saved
+        for name in parents:
+            container = container[name]
+        container[last] = value
     file.write_text(json.dumps(encode(saved)))
 
 
@@ -225,9 +227,7 @@ def change(file: Path, changes: dict[str, Any]) -> None:
         ("random.numpy", None, "cannot be loaded"),
     ],
 )
-def test_progress_that_does_not_fit_is_refused(
-    path: str, value: Any, message: str, tmp_path: Path, make_envs: Envs
-) -> None:
+def test_invalid_progress_raises(path: str, value: Any, message: str, tmp_path: Path, make_envs: Envs) -> None:
     finished_run(tmp_path, make_envs)
     change(tmp_path / "checkpoints" / "last" / "progress.json", {path: value})
     envs = make_envs(2)
@@ -236,36 +236,36 @@ def test_progress_that_does_not_fit_is_refused(
     assert str(tmp_path / "checkpoints") in str(refused.value)
 
 
-def test_other_numbers_of_environments_are_refused(tmp_path: Path, make_envs: Envs) -> None:
+def test_resume_with_another_number_of_environments_raises(tmp_path: Path, make_envs: Envs) -> None:
     finished_run(tmp_path, make_envs)
     envs = make_envs(3)
     with pytest.raises(ValueError, match="does not fit these environments"):
         train(trainers.make("random", envs), envs, 32, run_dir=tmp_path, rollout_steps=8, resume=True)
 
 
-class Hoarder(gym.Wrapper):
-    """Its state holds what no file can."""
+class UnstorableState(gym.Wrapper):
+    """A wrapper whose state is of a type that cannot be stored."""
 
     @property
     def state(self) -> Any:
         return OrderedDict(self.env.get_wrapper_attr("state"))
 
 
-def test_a_state_that_cannot_be_stored_is_named_and_a_resumed_run_begins_new_episodes(
+def test_state_that_cannot_be_stored_warns_and_resuming_starts_new_episodes(
     tmp_path: Path, make_envs: Envs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    envs = make_envs(2, wrappers=[Hoarder])
+    envs = make_envs(2, wrappers=[UnstorableState])
     with pytest.warns(UserWarning, match=r"states'\]\['state'\]\[0\] is a collections.OrderedDict, .* new episodes"):
         train(trainers.make("random", envs), envs, 16, run_dir=tmp_path, rollout_steps=8)
-    envs = make_envs(2, wrappers=[Hoarder])
+    envs = make_envs(2, wrappers=[UnstorableState])
     with pytest.warns(UserWarning):
         train(trainers.make("random", envs), envs, 32, run_dir=tmp_path, rollout_steps=8, resume=True)
     assert "the checkpoint has no environment states" in caplog.text
-    assert [line["step"] for line in metrics(tmp_path)] == [16, 32]
+    assert steps_of(tmp_path) == [16, 32]
 
 
 class Coin(LanguageEnv):
-    """It names no fields, so it has no state."""
+    """An environment without ``state_fields``, so it has no state."""
 
     action_names = ("heads", "tails")
     text_parts = (("Say heads or tails.",),)
@@ -283,10 +283,10 @@ class Coin(LanguageEnv):
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_environments_without_a_state_outlive_a_checkpoint(kind: Any, tmp_path: Path) -> None:
+def test_environments_without_a_state_continue_after_a_checkpoint(kind: Any, tmp_path: Path) -> None:
     envs = kind([lambda: TokenEnv(Coin())] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     train(trainers.make("random", envs), envs, 16, run_dir=tmp_path, rollout_steps=4, checkpoint_every=1)
-    assert [line["step"] for line in metrics(tmp_path)] == [8, 16]
+    assert steps_of(tmp_path) == [8, 16]
     envs.close()
 
 
@@ -309,7 +309,7 @@ def test_links_in_a_run_folder_are_not_followed(tmp_path: Path, make_envs: Envs)
     assert victim.read_text() == "kept" and not (tmp_path / "nowhere").exists()
 
 
-def test_last_leads_nowhere_else(tmp_path: Path) -> None:
+def test_link_to_another_folder_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "own", 1, make_folder, 1, best=True)
     shutil.copytree(tmp_path / "own", tmp_path / "other", symlinks=True)
     assert newest(tmp_path / "own") == tmp_path / "own" / "step-0000000001"

@@ -1,4 +1,4 @@
-"""Environments in which programs are written: what training keeps of them; agents that write free text in the real one."""
+"""Training in environments for programs: reported metrics, the best program, and agents that sample free text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CODING = "DataSciCoding-balance-scale-v0"
 
 
 class Workshop(LanguageEnv):
-    """Every third answer works, and the n-th in all scores ``scores[n]``."""
+    """Every third program works; the n-th working program has the score ``scores[n]``."""
 
     scores = (0.3, 0.7, 0.5, 0.9, 0.6, 0.8)
     state_fields = ("written",)
@@ -53,7 +53,7 @@ def train(folder: Path, steps: int, **options: Any) -> list[dict[str, Any]]:
     )
 
 
-def test_training_counts_programs_and_keeps_the_best(tmp_path: Path) -> None:
+def test_train_reports_programs_and_keeps_the_best(tmp_path: Path) -> None:
     lines = train(tmp_path, 18)
     assert [line["best_score"] for line in lines] == [0.3, 0.7, 0.7, 0.9, 0.9, 0.9]
     assert [line["best_score_step"] for line in lines] == [3, 6, 6, 12, 12, 12]
@@ -62,14 +62,14 @@ def test_training_counts_programs_and_keeps_the_best(tmp_path: Path) -> None:
     assert (tmp_path / "best_program.py").read_text() == "score = 0.9\n"
 
 
-def test_a_run_that_goes_on_still_knows_its_best_program(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_best_program(tmp_path: Path) -> None:
     train(tmp_path, 12)
     lines = train(tmp_path, 18, resume=True)
     assert [line["best_score"] for line in lines] == [0.9, 0.9]
     assert (tmp_path / "best_program.py").read_text() == "score = 0.9\n"
 
 
-def test_a_environment_in_which_nothing_works_has_no_best_program(tmp_path: Path) -> None:
+def test_no_best_program_if_no_program_works(tmp_path: Path) -> None:
     envs = lang_envs.make_vec(lambda: TokenEnv(Workshop()), 1)
     lines = trainers.train(trainers.make("random", envs), envs, 2, run_dir=tmp_path, rollout_steps=2)
     assert lines[0]["works"] == 0 and "best_score" not in lines[0]
@@ -77,32 +77,32 @@ def test_a_environment_in_which_nothing_works_has_no_best_program(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["poad", "ntpo", "twosome"])
-def test_free_text_agents_learn_from_the_ids_that_they_sampled(name: str) -> None:
+def test_free_text_agents_learn_from_the_sampled_ids(name: str) -> None:
     pytest.importorskip("sklearn")
     envs = lang_envs.make_vec(CODING, 4)
     agent: Any = trainers.make(name, envs, seed=1, max_action_tokens=24, epochs=1, minibatches=2)
     rollout = collect(agent, envs, begin(envs, seed=0), 2, discount=0.95)
     for row in rollout.actions:
-        for decision in row:
-            (candidate,) = decision.record.query.tree.candidates
-            assert candidate == decision.token_ids
+        for action in row:
+            (candidate,) = action.record.query.tree.candidates
+            assert candidate == action.token_ids
     first = rollout.actions[0][0]
     text = envs.envs[0].get_wrapper_attr("tokenizer").decode(first.token_ids)
     program = rollout.outcomes[0][0]["program"]
-    shown = [line.strip() for line in text.split("<|end|>")[0].splitlines() if line.strip()]
-    assert all(line in program for line in shown)
+    sampled_lines = [line.strip() for line in text.split("<|end|>")[0].splitlines() if line.strip()]
+    assert all(line in program for line in sampled_lines)
     metrics = agent.learn(rollout)
     assert np.isfinite(list(metrics.values())).all() and metrics["entropy"] > 0
     envs.close()
 
 
-def rollout_tier() -> str:
+def sandbox_tier() -> str:
     from lang_envs.sandbox import shared_sandbox
 
     return shared_sandbox().tier
 
 
-def test_the_best_program_of_a_real_run_scores_itself_as_it_was_scored(tmp_path: Path) -> None:
+def test_best_program_of_a_run_reproduces_its_score(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     envs = lang_envs.make_vec(CODING, 4)
     lines = trainers.train(trainers.make("random", envs, seed=3), envs, 16, run_dir=tmp_path, rollout_steps=4)
@@ -112,6 +112,6 @@ def test_the_best_program_of_a_real_run_scores_itself_as_it_was_scored(tmp_path:
     namespace["print"] = printed.append
     exec((tmp_path / "best_program.py").read_text(), namespace)
     assert printed == [printed[0]] and printed[0].startswith(f"ROC AUC {lines[-1]['best_score']:.4f} ")
-    recorded = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert recorded[-1]["best_score"] == lines[-1]["best_score"]
-    assert recorded[-1]["sandbox"] == rollout_tier()
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert written[-1]["best_score"] == lines[-1]["best_score"]
+    assert written[-1]["sandbox"] == sandbox_tier()

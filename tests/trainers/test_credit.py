@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over actions and over tokens."""
+"""Generalised advantage estimation over actions and over tokens, compared with slow references and hand calculation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ Convert = Callable[[Any], Any]
 
 DISCOUNTS = {"gamma": 0.9, "gae_lambda": 0.8, "gamma_token": 0.95, "gae_lambda_token": 0.7}
 BAD = {"gamma_token": 1.0, "gae_lambda_token": 1.0}
+"""Bellman backup with action decomposition (BAD, arXiv 2405.15821), here also without decay inside an action."""
 
 
 class Rollout(NamedTuple):
-    """The array arguments of gae, in its order."""
+    """The array arguments of ``gae``, in its order."""
 
     rewards: Any
     values: Any
@@ -32,12 +33,12 @@ class Rollout(NamedTuple):
 
     @property
     def at_action_level(self) -> tuple[Any, Any, Any, Any]:
-        """The arguments of action_gae below: the value of an action is the one before its first token."""
+        """The arguments of ``action_gae``: the value of an action is the one before its first token."""
         return self.rewards, self.values[:, :, 0], self.next_values, self.episode_ends
 
 
 def ragged_rollout(seed: int, *, steps: int = 7, envs: int = 3, length: int = 5) -> Rollout:
-    """Random actions of 1 to `length` tokens; episodes that end, some of them by truncation."""
+    """Return random actions of 1 to ``length`` tokens, in episodes of random length, some of them truncated."""
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(steps, envs, length))
     mask = np.arange(length) < rng.integers(1, length + 1, size=(steps, envs, 1))
@@ -50,7 +51,7 @@ def ragged_rollout(seed: int, *, steps: int = 7, envs: int = 3, length: int = 5)
 
 
 def dyadic_rollout(seed: int) -> Rollout:
-    """Multiples of 1/4, on which float64 rounds nothing if the discounts are powers of 2 too."""
+    """Return a rollout of multiples of 1/4: with discounts that are powers of 2, float64 results are exact."""
     rollout = ragged_rollout(seed)
     rewards, values, next_values = (
         np.round(4 * array) / 4 for array in (rollout.rewards, rollout.values, rollout.next_values)
@@ -61,7 +62,7 @@ def dyadic_rollout(seed: int) -> Rollout:
 def action_gae(
     rewards: Any, values: Any, next_values: Any, episode_ends: Any, *, gamma: Any, gae_lambda: float
 ) -> tuple[Floats, Floats]:
-    """GAE over whole actions: one credit step in each; arrays (T, N)."""
+    """Return ``gae`` with one credit step in each action: arrays (T, N)."""
     mask = np.ones((*np.shape(values), 1), dtype=bool)
     values = values[..., None]
     advantages, returns = gae(rewards, values, mask, next_values, episode_ends, gamma=gamma, gae_lambda=gae_lambda)
@@ -76,7 +77,7 @@ def reference_action_gae(
     gamma: float,
     gae_lambda: float,
 ) -> Floats:
-    """The definition, as a sum over the future: A_t = sum_k (gamma lambda)^k delta_{t+k}."""
+    """Return the definition, as a sum over the future: A_t = sum_k (gamma lambda)^k delta_{t+k}."""
     steps, envs = rewards.shape
     advantages = np.zeros((steps, envs))
     for n in range(envs):
@@ -97,7 +98,7 @@ def reference_token_gae(
     gamma_token: float,
     gae_lambda_token: float,
 ) -> Floats:
-    """The recurrences of the two equations, token by token from the end of each environment."""
+    """Return the recurrences of equations 9 and 13, token by token from the end of each environment."""
     rewards, values, mask, next_values, ends = (array.tolist() for array in rollout)
     steps, envs, length = rollout.values.shape
     advantages = np.zeros((steps, envs, length))
@@ -121,7 +122,7 @@ def reference_token_gae(
 
 
 def of_dtype(dtype: str) -> Convert:
-    """A conversion to a floating dtype; booleans stay booleans."""
+    """Return a conversion to a floating dtype that leaves booleans unchanged."""
     return lambda array: array if array.dtype == bool else array.astype(dtype)
 
 
@@ -140,7 +141,7 @@ def assert_close(result: Any, expected: Floats) -> None:
 
 @both_precisions
 @pytest.mark.parametrize("seed", range(5))
-def test_gae_over_actions_is_the_discounted_sum_of_td_errors(convert: Convert, seed: int) -> None:
+def test_gae_over_actions_equals_the_discounted_sum_of_td_errors(convert: Convert, seed: int) -> None:
     rollout = ragged_rollout(seed)
     expected = reference_action_gae(*rollout.at_action_level, gamma=0.9, gae_lambda=0.8)
 
@@ -163,7 +164,7 @@ def test_gae_over_actions_is_the_discounted_sum_of_td_errors(convert: Convert, s
         {"gamma": 0.0, "gae_lambda": 1.0, "gamma_token": 0.0, "gae_lambda_token": 1.0},
     ],
 )
-def test_gae_over_tokens_is_the_recurrence_over_single_tokens(
+def test_gae_over_tokens_equals_the_recurrence_over_tokens(
     convert: Convert, seed: int, discounts: dict[str, float]
 ) -> None:
     rollout = ragged_rollout(seed)
@@ -176,14 +177,14 @@ def test_gae_over_tokens_is_the_recurrence_over_single_tokens(
 
 
 @pytest.mark.parametrize(("steps", "envs", "length"), [(1, 1, 1), (1, 3, 4), (6, 1, 1), (0, 2, 3)])
-def test_smallest_rollouts_need_no_special_care(steps: int, envs: int, length: int) -> None:
+def test_gae_of_smallest_rollouts(steps: int, envs: int, length: int) -> None:
     rollout = ragged_rollout(0, steps=steps, envs=envs, length=length)
     advantages, returns = gae(*rollout, **DISCOUNTS)
     assert_close(advantages, reference_token_gae(rollout, **DISCOUNTS))
     assert returns.shape == (steps, envs, length)
 
 
-# Numbers worked by hand
+# Values computed by hand
 
 
 def test_gae_over_actions_by_hand() -> None:
@@ -204,12 +205,12 @@ def test_gae_over_actions_by_hand() -> None:
 
 
 def test_gae_over_tokens_by_hand() -> None:
-    # An action of 3 tokens, then one of 2 that terminates. gamma = 1/2 and lambda = 1/2: 1/4 passes
-    # from action to action; gamma_token = 1/2 and lambda_token = 1: 1/2 passes from token to token.
-    #   Second action, values 2, 6, reward 10, followed by 0:
+    # An action of 3 tokens, then one of 2 that terminates. gamma = 1/2 and lambda = 1/2, so gamma lambda = 1/4;
+    # gamma_token = 1/2 and lambda_token = 1, so gamma_token lambda_token = 1/2.
+    #   Second action, values 2, 6, reward 10, next value 0:
     #     delta_2 = 10 + 0      - 6 = 4      A_2 = 4
     #     delta_1 = 1/2 * 6     - 2 = 1      A_1 = 1 + 1/2 * 4 = 3
-    #   First action, values 1, 4, 2, reward 1, followed by the second's first value, 2:
+    #   First action, values 1, 4, 2, reward 1, next value 2 (the first value of the second action):
     #     delta_3 = 1 + 1/2 * 2 - 2 = 0      A_3 = 0 + 1/4 * 3 = 0.75
     #     delta_2 = 1/2 * 2     - 4 = -3     A_2 = -3 + 1/2 * 0.75 = -2.625
     #     delta_1 = 1/2 * 4     - 1 = 1      A_1 = 1 + 1/2 * -2.625 = -0.3125
@@ -228,9 +229,9 @@ def test_gae_over_tokens_by_hand() -> None:
     assert returns[:, 0].tolist() == [[0.6875, 1.375, 2.75], [5.0, 10.0, 0.0]]
 
 
-def test_bad_gives_each_token_of_an_action_the_undiscounted_outcome_by_hand() -> None:
-    # One action of 3 tokens, reward 5, terminates. With no discount and no decay inside the action
-    # every token's return is the reward itself, whatever the critic says in between.
+def test_bad_returns_of_all_tokens_equal_the_reward_by_hand() -> None:
+    # One action of 3 tokens, reward 5, terminates. With no discount and no decay inside the action, the return of every
+    # token equals the reward, for any values in between.
     advantages, returns = gae(
         rewards=np.array([[5.0]]),
         values=np.array([[[1.0, -3.0, 2.0]]]),
@@ -245,8 +246,8 @@ def test_bad_gives_each_token_of_an_action_the_undiscounted_outcome_by_hand() ->
     assert advantages.tolist() == [[[4.0, 8.0, 3.0]]]
 
 
-def test_naive_credit_fades_with_the_length_of_the_action_by_hand() -> None:
-    # The same action under a critic that says 0: NTPO's first of 3 tokens gets 1/2 * 1/2 of 5.
+def test_ntpo_discounts_the_reward_of_earlier_tokens_by_hand() -> None:
+    # The same action with values 0: NTPO's advantage of the first of 3 tokens is 1/2 * 1/2 * 5.
     advantages, _ = gae(
         rewards=np.array([[5.0]]),
         values=np.zeros((1, 1, 3)),
@@ -261,11 +262,11 @@ def test_naive_credit_fades_with_the_length_of_the_action_by_hand() -> None:
     assert advantages.tolist() == [[[1.25, 2.5, 5.0]]]
 
 
-# What joins the two levels
+# Relations between the two levels
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_first_token_has_exactly_the_advantage_of_the_action_under_bad(seed: int) -> None:
+def test_bad_advantage_of_the_first_token_equals_the_actions_exactly(seed: int) -> None:
     rollout = dyadic_rollout(seed)
     at_tokens, token_returns = gae(*rollout, gamma=0.5, gae_lambda=0.5, **BAD)
     at_actions, action_returns = action_gae(*rollout.at_action_level, gamma=0.5, gae_lambda=0.5)
@@ -273,7 +274,7 @@ def test_first_token_has_exactly_the_advantage_of_the_action_under_bad(seed: int
     np.testing.assert_array_equal(token_returns[:, :, 0], action_returns)
 
 
-def test_first_token_has_the_advantage_of_the_action_for_any_discounts_under_bad() -> None:
+def test_bad_advantage_of_the_first_token_equals_the_actions_for_any_discounts() -> None:
     rng = np.random.default_rng(0)
     for gamma, gae_lambda in [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0), *rng.random((5, 2))]:
         rollout = ragged_rollout(1, steps=40, length=20)
@@ -283,7 +284,7 @@ def test_first_token_has_the_advantage_of_the_action_for_any_discounts_under_bad
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_poad_and_ntpo_coincide_exactly_on_actions_of_one_token(length: int) -> None:
+def test_poad_and_ntpo_are_equal_on_actions_of_one_token(length: int) -> None:
     rollout = ragged_rollout(2, length=length)
     rollout = rollout._replace(mask=np.broadcast_to(np.arange(length) == 0, rollout.mask.shape))
     shared = {"gamma": 0.9, "gae_lambda": 0.8, "gae_lambda_token": 0.8}
@@ -305,7 +306,7 @@ def test_poad_and_ntpo_differ_on_longer_actions() -> None:
 # Ends of episodes
 
 
-def test_nothing_after_an_episode_end_reaches_back_over_it() -> None:
+def test_advantages_do_not_depend_on_later_episodes() -> None:
     rollout = ragged_rollout(3)
     rollout.episode_ends[2] = True
     before = gae(*rollout, **DISCOUNTS)
@@ -318,7 +319,7 @@ def test_nothing_after_an_episode_end_reaches_back_over_it() -> None:
     np.testing.assert_array_equal(np.array(actions_after)[:, :3], np.array(actions_before)[:, :3])
 
 
-def test_credit_does_flow_back_where_the_episode_goes_on() -> None:
+def test_last_reward_changes_all_advantages_of_its_episode() -> None:
     rollout = ragged_rollout(3)
     rollout.episode_ends[:] = False
     before, _ = gae(*rollout, **DISCOUNTS)
@@ -328,10 +329,10 @@ def test_credit_does_flow_back_where_the_episode_goes_on() -> None:
 
 
 @pytest.mark.parametrize("ends", [[[True]], [[False]]], ids=["truncated", "rollout's last step"])
-def test_value_after_a_step_counts_whether_or_not_the_episode_ends_there(
+def test_truncated_step_bootstraps_like_any_other(
     ends: list[list[bool]],
 ) -> None:
-    # 1 + 1/2 * 8 - 2 = 3: a truncation stops the accumulation, not the bootstrap.
+    # 1 + 1/2 * 8 - 2 = 3: a truncation stops the accumulation, but not the bootstrap.
     reward, value, next_value = (np.array([[number]]) for number in (1.0, 2.0, 8.0))
     at_action, _ = action_gae(reward, value, next_value, ends, gamma=0.5, gae_lambda=0.5)
     assert at_action.tolist() == [[3.0]]
@@ -340,8 +341,8 @@ def test_value_after_a_step_counts_whether_or_not_the_episode_ends_there(
     assert at_token.tolist() == [[[3.0]]]
 
 
-def test_termination_bootstraps_from_nothing() -> None:
-    # 1 + 1/2 * 0 - 2 = -1, though the next episode begins with value 8.
+def test_termination_does_not_bootstrap() -> None:
+    # 1 + 1/2 * 0 - 2 = -1, although the next episode begins with value 8.
     advantages, _ = action_gae(
         rewards=np.array([[1.0], [0.0]]),
         values=np.array([[2.0], [8.0]]),
@@ -357,7 +358,7 @@ def test_termination_bootstraps_from_nothing() -> None:
 
 
 @both_precisions
-def test_garbage_behind_the_last_token_changes_nothing(convert: Convert) -> None:
+def test_values_of_padding_are_ignored(convert: Convert) -> None:
     rollout = ragged_rollout(4)
     clean = gae(*map(convert, rollout), **DISCOUNTS)
     for garbage in (math.nan, math.inf, 1e30):
@@ -369,7 +370,7 @@ def test_garbage_behind_the_last_token_changes_nothing(convert: Convert) -> None
 
 
 @pytest.mark.parametrize("marks", [[True, True], [False, False]], ids=["marked", "unmarked"])
-def test_row_without_an_action_has_zero_results_and_isolates_its_neighbours(
+def test_row_without_an_action_is_zero_and_isolates_its_neighbours(
     marks: list[bool],
 ) -> None:
     rollout = ragged_rollout(5)
@@ -383,13 +384,13 @@ def test_row_without_an_action_has_zero_results_and_isolates_its_neighbours(
 
     assert (advantages[3, 1] == 0).all()
     assert (returns[3, 1] == 0).all()
-    # The two halves are what they are alone, the first ending on its own next value.
+    # Each half equals the result for this half alone; the first one bootstraps from its own next value.
     for half in (slice(0, 3), slice(4, None)):
         alone, _ = gae(*(array[half, 1:2] for array in rollout), **DISCOUNTS)
         np.testing.assert_array_equal(advantages[half, 1:2], alone)
 
 
-def test_marked_row_without_an_action_stays_isolated_at_the_action_level_too() -> None:
+def test_row_without_an_action_is_isolated_at_the_action_level() -> None:
     rewards, values, next_values, ends = ragged_rollout(5).at_action_level
     ends[2:4, 1] = True
     before, _ = action_gae(rewards, values, next_values, ends, gamma=0.9, gae_lambda=0.8)
@@ -400,7 +401,7 @@ def test_marked_row_without_an_action_stays_isolated_at_the_action_level_too() -
     np.testing.assert_array_equal(after[real], before[real])
 
 
-# What goes in and comes out
+# Types of arguments and results
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -421,7 +422,7 @@ def test_half_precision_is_rounded_once_at_the_end() -> None:
     np.testing.assert_allclose(advantages.astype(float), exact, rtol=np.finfo(np.float16).eps / 2, atol=1e-5)
 
 
-def test_arguments_are_left_as_they_were() -> None:
+def test_gae_does_not_change_its_arguments() -> None:
     rollout = ragged_rollout(7)
     copies = [array.copy() for array in rollout]
     gae(*rollout, **DISCOUNTS)
@@ -430,7 +431,7 @@ def test_arguments_are_left_as_they_were() -> None:
         np.testing.assert_array_equal(array, copy)
 
 
-def test_numpy_alone_suffices() -> None:
+def test_credit_needs_only_numpy() -> None:
     program = """
 import runpy, sys
 import numpy as np
@@ -457,21 +458,23 @@ assert "torch" not in sys.modules
     ],
 )
 @both_precisions
-def test_disagreeing_shapes_are_refused_by_name(convert: Convert, argument: str, shape: tuple[int, ...]) -> None:
+def test_disagreeing_shapes_raise_with_the_argument_name(
+    convert: Convert, argument: str, shape: tuple[int, ...]
+) -> None:
     rollout = ragged_rollout(9)._replace(**{argument: np.ones(shape)})
     with pytest.raises(ValueError, match=rf"{argument} .*\(7, 3, 5\).*{str(shape)[1:-1]}"):
         gae(*map(convert, rollout), **DISCOUNTS)
 
 
 @pytest.mark.parametrize("argument", ["rewards", "next_values", "episode_ends"])
-def test_disagreeing_shapes_are_refused_at_the_action_level(argument: str) -> None:
+def test_disagreeing_shapes_raise_at_the_action_level(argument: str) -> None:
     rollout = ragged_rollout(9)._replace(**{argument: np.ones((6, 3))})
     with pytest.raises(ValueError, match=rf"{argument} must have shape \(7, 3\).*got \(6, 3\)"):
         action_gae(*rollout.at_action_level, gamma=0.9, gae_lambda=0.8)
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (7, 3, 5, 1), (7, 3, 0)])
-def test_values_without_a_token_axis_are_refused(shape: tuple[int, ...]) -> None:
+def test_values_without_a_token_axis_raise(shape: tuple[int, ...]) -> None:
     rollout = ragged_rollout(9)._replace(values=np.zeros(shape))
     with pytest.raises(ValueError, match=r"values must have shape \(T, N, U\)"):
         gae(*rollout, **DISCOUNTS)
@@ -479,7 +482,7 @@ def test_values_without_a_token_axis_are_refused(shape: tuple[int, ...]) -> None
 
 @both_precisions
 @pytest.mark.parametrize("row", [[False, True, True], [True, False, True]])
-def test_mask_with_padding_before_a_token_is_refused(convert: Convert, row: list[bool]) -> None:
+def test_mask_with_padding_before_a_token_raises(convert: Convert, row: list[bool]) -> None:
     rollout = ragged_rollout(9, length=3)
     rollout.mask[4, 2] = row
     with pytest.raises(ValueError, match=r"mask of shape \(7, 3, 3\) must be True on a prefix"):
@@ -488,7 +491,7 @@ def test_mask_with_padding_before_a_token_is_refused(convert: Convert, row: list
 
 @pytest.mark.parametrize("name", DISCOUNTS)
 @pytest.mark.parametrize("number", [-0.1, 1.1, math.nan])
-def test_discount_outside_the_unit_interval_is_refused_by_name(name: str, number: float) -> None:
+def test_discount_outside_the_unit_interval_raises_with_its_name(name: str, number: float) -> None:
     rollout = ragged_rollout(9)
     with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got {number}"):
         gae(*rollout, **(DISCOUNTS | {name: number}))
@@ -498,7 +501,7 @@ def test_discount_outside_the_unit_interval_is_refused_by_name(name: str, number
             action_gae(*rollout.at_action_level, **discounts)
 
 
-def test_values_that_are_not_floating_are_refused() -> None:
+def test_values_that_are_not_floating_raise() -> None:
     rewards, values, next_values, ends = ragged_rollout(9).at_action_level
     with pytest.raises(ValueError, match=r"values must be floating, got dtype int"):
         action_gae(rewards, values.astype(int), next_values, ends, gamma=0.9, gae_lambda=0.8)

@@ -1,4 +1,4 @@
-"""The structure of the code may change, the metrics of its runs may not: see tests/golden.py."""
+"""Golden metrics: short runs must reproduce the stored metrics (see tests/golden.py)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ RUNS = [
     (algorithm, environment)
     for environment in golden.ENVIRONMENTS
     for algorithm in golden.ALGORITHMS
-    if algorithm == "poad" or not environment.startswith("DataSciCoding")  # which takes longest
+    if algorithm == "poad" or not environment.startswith("DataSciCoding")  # the slowest runs
 ]
 
 
 @pytest.mark.parametrize(("algorithm", "environment"), RUNS)
-def test_metrics_are_those_of_the_stored_runs(algorithm: str, environment: str) -> None:
+def test_metrics_equal_those_of_stored_runs(algorithm: str, environment: str) -> None:
     if environment.startswith("DataSciCoding"):
         pytest.importorskip("sklearn")
     torch.set_num_threads(1)
     name = f"{algorithm} {environment} 0"
     stored = {name: json.loads(golden.STORED.read_text())[name]}
-    found = golden.differences(stored, {name: golden.run(algorithm, environment, 0)}, relative=1e-3)
-    assert not found, "\n".join(found)
+    differences = golden.differences(stored, {name: golden.run(algorithm, environment, 0)}, relative=1e-3)
+    assert not differences, "\n".join(differences)
 
 
-def test_a_difference_is_named() -> None:
+def test_differences_names_run_rollout_and_metric() -> None:
     before = {"poad env 0": [{"return": 0.5, "step": 64}, {"return": 0.6, "step": 128}]}
     assert not golden.differences(before, before)
     after = {"poad env 0": [{"return": 0.5, "step": 64}, {"return": 0.6 + 1e-12, "step": 128}]}

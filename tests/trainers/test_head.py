@@ -1,4 +1,4 @@
-"""The head at nodes against logits of the whole vocabulary."""
+"""The head at nodes, compared with logits of the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainers.head import edge_logits, float_product, vocabulary_statistics
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("chunk", [1, 200, 1 << 22])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_statistics_and_their_gradients_are_those_of_all_logits(
+def test_vocabulary_statistics_equal_those_of_all_logits(
     bias: bool, chunk: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_module, "CHUNK", chunk)
@@ -22,28 +22,28 @@ def test_statistics_and_their_gradients_are_those_of_all_logits(
     head.weight.mul_(20)
     hidden = torch.randn(9, 16, requires_grad=True)
     weights = torch.randn(2, 9)
-    log_probs = (head(hidden)[:, :64] / temperature).log_softmax(-1)  # a model's vocabulary is padded
+    log_probs = (head(hidden)[:, :64] / temperature).log_softmax(-1)  # 64 of 70: models pad their vocabulary
     expected = (head(hidden)[:, :64] / temperature).logsumexp(-1), -(log_probs.exp() * log_probs).sum(-1)
-    found = vocabulary_statistics(head, hidden, 64, temperature, with_entropy=True)
-    for own, other in zip(found, expected, strict=True):
+    statistics = vocabulary_statistics(head, hidden, 64, temperature, with_entropy=True)
+    for own, other in zip(statistics, expected, strict=True):
         torch.testing.assert_close(own, other)
     for row in (0, 1):
-        (ours,) = torch.autograd.grad((found[row] * weights[row]).sum(), hidden, retain_graph=True)
+        (ours,) = torch.autograd.grad((statistics[row] * weights[row]).sum(), hidden, retain_graph=True)
         (theirs,) = torch.autograd.grad((expected[row] * weights[row]).sum(), hidden, retain_graph=True)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    alone, nothing = vocabulary_statistics(head, hidden.detach(), 64, temperature, with_entropy=False)
-    torch.testing.assert_close(alone, expected[0])
-    assert nothing is None
+    log_sum_exp, entropy = vocabulary_statistics(head, hidden.detach(), 64, temperature, with_entropy=False)
+    torch.testing.assert_close(log_sum_exp, expected[0])
+    assert entropy is None
 
 
-def test_edge_logits_of_half_precision_are_not_rounded() -> None:
+def test_edge_logits_of_half_precision_models_are_not_rounded() -> None:
     torch.manual_seed(0)
     head = nn.Linear(64, 300, bias=False).to(torch.bfloat16)
     hidden = (torch.randn(5, 64) * 30).to(torch.bfloat16)
     nodes, tokens = torch.tensor([0, 0, 3, 4]), torch.tensor([7, 299, 12, 0])
-    found = edge_logits(head, hidden, nodes, tokens)
+    logits = edge_logits(head, hidden, nodes, tokens)
     exact = (hidden.double() @ head.weight.double().t())[nodes, tokens]
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=1e-5)
-    assert (head(hidden)[nodes, tokens].double() - exact).abs().max() > 1e-2, "the model's own are"
-    torch.testing.assert_close(float_product(hidden, head.weight)[nodes, tokens], found, atol=1e-4, rtol=1e-5)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), exact, atol=1e-4, rtol=1e-5)
+    assert (head(hidden)[nodes, tokens].double() - exact).abs().max() > 1e-2, "the model's own logits are rounded"
+    torch.testing.assert_close(float_product(hidden, head.weight)[nodes, tokens], logits, atol=1e-4, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Training from end to end: logs, checkpoints, resuming, evaluating; a run that is killed goes on as if it had not."""
+"""Training from end to end: metrics, checkpoints, evaluation, and exact resuming of a killed run."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def run(folder: Path, steps: int, resume: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
-def test_a_run_killed_in_the_middle_goes_on_bit_by_bit(tmp_path: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
     assert run(tmp_path / "whole", 512).wait(timeout=120) == 0
     killed = run(tmp_path / "killed", 512)
     assert killed.stdout is not None
     for line in killed.stdout:
-        if int(line) == 9:  # between two checkpoints: iteration 9's line is written and will be made again
+        if int(line) == 9:  # between two checkpoints, so that iteration 9 must be repeated
             os.kill(killed.pid, signal.SIGKILL)
             break
     assert killed.wait(timeout=60) == -signal.SIGKILL
@@ -74,14 +74,14 @@ def test_a_run_killed_in_the_middle_goes_on_bit_by_bit(tmp_path: Path) -> None:
     resumed = without_timing(tmp_path / "killed" / "metrics.jsonl")
     assert len(whole) == 16
     assert resumed == whole
-    ours, theirs = (
+    resumed_adapter, whole_adapter = (
         (tmp_path / name / "checkpoints" / "last" / "adapter" / "adapter_model.safetensors").read_bytes()
         for name in ("killed", "whole")
     )
-    assert ours == theirs
+    assert resumed_adapter == whole_adapter
 
 
-def test_a_run_leaves_metrics_events_and_the_adapter(tmp_path: Path, make_envs: Envs) -> None:
+def test_train_writes_metrics_events_and_the_adapter(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(2)
     agent = trainers.make("poad", envs, seed=1)
     seen: list[dict[str, Any]] = []
@@ -96,39 +96,39 @@ def test_a_run_leaves_metrics_events_and_the_adapter(tmp_path: Path, make_envs: 
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {file.name for file in adapter.iterdir()}
 
 
-def test_tensorboard_reads_what_was_written(tmp_path: Path, make_envs: Envs) -> None:
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+def test_tensorboard_events_contain_the_metrics(tmp_path: Path, make_envs: Envs) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     envs = make_envs(2)
     lines = train(trainers.make("poad", envs, seed=1), envs, 64, run_dir=tmp_path / "run", rollout_steps=16)
-    events = reading.EventAccumulator(str(tmp_path / "run"))
+    events = accumulator.EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     entropies = [(event.step, event.value) for event in events.Scalars("entropy")]
     assert entropies == [(line["step"], pytest.approx(line["entropy"])) for line in lines]
 
 
-def test_steps_that_only_reset_are_not_counted(make_envs: Envs) -> None:
+def test_reset_steps_are_not_counted(make_envs: Envs) -> None:
     envs = make_envs(2, autoreset_mode=AutoresetMode.NEXT_STEP)
     (line,) = train(trainers.make("random", envs), envs, 400, rollout_steps=250)
     assert line["episodes"] > 4
-    resets_still_to_come = 500 - line["step"] - line["episodes"]
-    assert -2 <= resets_still_to_come <= 0
+    pending_resets = line["step"] + line["episodes"] - 500  # of episodes that end with the last step
+    assert 0 <= pending_resets <= 2
 
 
-def test_a_folder_with_a_run_is_not_written_over(tmp_path: Path, make_envs: Envs) -> None:
+def test_train_does_not_overwrite_a_run(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(2)
     train(trainers.make("random", envs), envs, 8, run_dir=tmp_path / "run", rollout_steps=4)
     with pytest.raises(FileExistsError, match="resume=True"):
         train(trainers.make("random", envs), envs, 8, run_dir=tmp_path / "run", rollout_steps=4)
 
 
-def test_a_run_stopped_before_its_first_checkpoint_begins_anew(tmp_path: Path, make_envs: Envs) -> None:
+def test_run_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path, make_envs: Envs) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 8}\n{"st')
     envs = make_envs(2)
     train(trainers.make("random", envs), envs, 16, run_dir=tmp_path, rollout_steps=4, resume=True)
     assert [line["step"] for line in without_timing(tmp_path / "metrics.jsonl")] == [8, 16]
 
 
-def test_a_run_that_has_lost_metrics_is_not_gone_on_with(tmp_path: Path, make_envs: Envs) -> None:
+def test_resume_raises_if_metrics_are_missing(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(2)
     train(trainers.make("random", envs), envs, 16, run_dir=tmp_path, rollout_steps=4)
     file = tmp_path / "metrics.jsonl"
@@ -137,7 +137,7 @@ def test_a_run_that_has_lost_metrics_is_not_gone_on_with(tmp_path: Path, make_en
         train(trainers.make("random", envs), envs, 32, run_dir=tmp_path, rollout_steps=4, resume=True)
 
 
-def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, make_envs: Envs) -> None:
+def test_two_processes_cannot_train_in_one_folder(tmp_path: Path, make_envs: Envs) -> None:
     import fcntl
 
     (tmp_path / "run").mkdir()
@@ -147,7 +147,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, make_envs: Env
             train(trainers.make("random", make_envs(1)), make_envs(1), 8, run_dir=tmp_path / "run")
 
 
-def test_a_step_limit_put_around_a_environment_is_resumed_too(tmp_path: Path, make_envs: Envs) -> None:
+def test_time_limit_wrapper_is_resumed(tmp_path: Path, make_envs: Envs) -> None:
     for folder, parts in (("whole", (96,)), ("parts", (32, 96))):
         for number, steps in enumerate(parts):
             envs = make_envs(2, max_episode_steps=13)
@@ -156,14 +156,14 @@ def test_a_step_limit_put_around_a_environment_is_resumed_too(tmp_path: Path, ma
     assert without_timing(tmp_path / "parts" / "metrics.jsonl") == without_timing(tmp_path / "whole" / "metrics.jsonl")
 
 
-def test_another_agents_checkpoint_is_refused(tmp_path: Path, make_envs: Envs) -> None:
+def test_load_of_another_agents_checkpoint_raises(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(1)
     trainers.make("poad", envs).save(tmp_path / "saved")
     with pytest.raises(ValueError, match="contains a POAD, expected a NTPO"):
         trainers.make("ntpo", envs).load(tmp_path / "saved")
 
 
-def test_resuming_nothing_is_refused(tmp_path: Path, make_envs: Envs) -> None:
+def test_resume_without_a_run_raises(tmp_path: Path, make_envs: Envs) -> None:
     envs = make_envs(2)
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         train(trainers.make("random", envs), envs, 8, run_dir=tmp_path, resume=True)
@@ -172,7 +172,7 @@ def test_resuming_nothing_is_refused(tmp_path: Path, make_envs: Envs) -> None:
 
 
 class Learner:
-    """Reports whatever it is told to."""
+    """An agent that returns given metrics."""
 
     def __init__(self, metrics: list[dict[str, float]]) -> None:
         self.metrics = iter(metrics)
@@ -192,7 +192,7 @@ class Learner:
     def load(self, folder: Path) -> None: ...
 
 
-def test_training_that_collapses_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path, make_envs: Envs) -> None:
+def test_collapsed_training_stops_and_keeps_the_last_checkpoint(tmp_path: Path, make_envs: Envs) -> None:
     agent = Learner([{"loss": 1.0}, {"loss": 0.5}, {"loss": float("nan")}, {"loss": 0.1}])
     with pytest.raises(TrainingCollapsed, match="loss is nan in iteration 3"):
         train(agent, make_envs(1), 100, run_dir=tmp_path, rollout_steps=4, checkpoint_every=2)
@@ -200,7 +200,7 @@ def test_training_that_collapses_stops_and_keeps_the_last_good_checkpoint(tmp_pa
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_last_and_best_checkpoints_are_kept_and_no_others(tmp_path: Path) -> None:
+def test_only_the_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
     def save(step: int, best: bool) -> None:
         def agent(folder: Path) -> None:
             folder.mkdir()
@@ -216,59 +216,59 @@ def test_last_and_best_checkpoints_are_kept_and_no_others(tmp_path: Path) -> Non
     assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 4}
     for name in ("last", "best"):
         (tmp_path / name).unlink()
-    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 4}, "a copy may have lost its links"
+    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 4}, "in a copy without links"
     shutil.copytree(tmp_path / "step-0000000004", tmp_path / "last")
     save(5, False)
-    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 5}, "or followed them"
+    assert load_checkpoint(tmp_path, lambda folder: None) == {"step": 5}, "in a copy that followed links"
     (tmp_path / "step-0000000005" / "progress.json").write_bytes(b"")
     with pytest.raises(ValueError, match=r"step-0000000005 cannot be loaded: .* delete"):
         load_checkpoint(tmp_path, lambda folder: None)
 
 
-def test_a_death_while_saving_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_interrupted_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     def whole(folder: Path) -> None:
         folder.mkdir()
         (folder / "weights").write_text("whole")
 
-    def dying(folder: Path) -> None:
+    def interrupted(folder: Path) -> None:
         folder.mkdir()
-        (folder / "weights").write_text("ha")
+        (folder / "weights").write_text("unfinished")
         raise KeyboardInterrupt
 
     save_checkpoint(tmp_path, 1, whole, 1, best=True)
     with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(tmp_path, 2, dying, 2, best=True)
+        save_checkpoint(tmp_path, 2, interrupted, 2, best=True)
     assert (tmp_path / "last" / "weights").read_text() == "whole"
     assert load_checkpoint(tmp_path, lambda folder: None) == 1
     save_checkpoint(tmp_path, 2, whole, 2, best=False)
     assert not list(tmp_path.glob(".unfinished*"))
 
 
-def test_files_are_replaced_in_one_piece(tmp_path: Path) -> None:
+def test_write_atomically_replaces_files(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a.json", "first")
     write_atomically(tmp_path / "a.json", "second")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "second"
 
 
-def test_evaluation_plays_as_many_whole_episodes_as_asked(make_envs: Envs) -> None:
+def test_evaluation_runs_the_requested_number_of_episodes(make_envs: Envs) -> None:
     class Waiter:
         def act(self, observations: Any, infos: Any, *, greedy: bool = False) -> list[trainers.Action]:
             return [trainers.Action("chop") for _ in infos]
 
-    played = evaluate(Waiter(), ENVIRONMENT, 5, num_envs=2)
-    idle_forever = -0.001 * (1 - 0.99**200) / (1 - 0.99)
-    np.testing.assert_allclose(played.returns, [idle_forever] * 5)
-    assert played.mean_return == pytest.approx(idle_forever)
-    assert played.success_rate == 0
+    evaluation = evaluate(Waiter(), ENVIRONMENT, 5, num_envs=2)
+    idle_return = -0.001 * (1 - 0.99**200) / (1 - 0.99)
+    np.testing.assert_allclose(evaluation.returns, [idle_return] * 5)
+    assert evaluation.mean_return == pytest.approx(idle_return)
+    assert evaluation.success_rate == 0
 
 
-def test_evaluation_is_the_same_for_the_same_seed(make_envs: Envs) -> None:
+def test_equal_seeds_give_equal_evaluations(make_envs: Envs) -> None:
     first, second = (evaluate(trainers.make("random", make_envs(1), seed=3), ENVIRONMENT, 8).returns for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
-def test_environments_in_processes_of_their_own_train_and_resume_alike(tmp_path: Path) -> None:
+def test_asynchronous_environments_resume_exactly(tmp_path: Path) -> None:
     def envs() -> gym.vector.VectorEnv:
         kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP}
         return gym.make_vec(ENVIRONMENT, num_envs=2, vectorization_mode="async", vector_kwargs=kwargs)
@@ -285,7 +285,7 @@ def test_environments_in_processes_of_their_own_train_and_resume_alike(tmp_path:
     assert without_timing(tmp_path / "parts" / "metrics.jsonl") == without_timing(tmp_path / "whole" / "metrics.jsonl")
 
 
-def test_time_is_measured_beside_what_is_reproducible(make_envs: Envs) -> None:
+def test_timing_is_separate_from_reproducible_metrics(make_envs: Envs) -> None:
     started = time.perf_counter()
     envs = make_envs(1)
     (line,) = train(trainers.make("random", envs), envs, 8, rollout_steps=8)

@@ -1,4 +1,4 @@
-"""The objectives against numbers worked by hand."""
+"""PPO's losses, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from trainers.losses import (
 MASK = torch.tensor([[True, True], [True, False]])
 
 
-def test_policy_loss_clips_gains_and_not_losses() -> None:
+def test_policy_loss_clips_gains_but_not_losses() -> None:
     ratios = torch.tensor([[1.5, 0.5], [1.5, 9.0]])
     advantages = torch.tensor([[2.0, -1.0], [-3.0, 100.0]])
-    # min(1.5·2, 1.2·2) = 2.4; min(−0.5, −0.8) = −0.8; min(−4.5, −3.6) = −4.5; the last is padding
+    # min(1.5·2, 1.2·2) = 2.4; min(−0.5, −0.8) = −0.8; min(−4.5, −3.6) = −4.5; the last entry is padding
     loss = clipped_policy_loss(ratios.log(), torch.zeros(2, 2), advantages, MASK, clip=0.2)
     assert loss.item() == pytest.approx(-(2.4 - 0.8 - 4.5), rel=1e-6)
 
 
-def test_no_gradient_pushes_a_ratio_further_out_of_the_clip_range() -> None:
+def test_policy_loss_has_no_gradient_outside_the_clip_range() -> None:
     log_probs = torch.tensor([[math.log(1.5), math.log(0.5)]], requires_grad=True)
     clipped_policy_loss(log_probs, torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), MASK[:1], 0.2).backward()
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == [[0.0, 0.0]]
 
 
-def test_value_loss_takes_the_worse_of_clipped_and_plain() -> None:
+def test_value_loss_is_the_larger_of_clipped_and_unclipped() -> None:
     values, old = torch.tensor([[1.0, 0.1], [0.0, 7.0]]), torch.tensor([[0.5, 0.0], [0.0, 0.0]])
     returns = torch.tensor([[1.0, 1.0], [2.0, 0.0]])
     # clip(1.0; 0.5 ± 0.2) = 0.7 → (0.3)²; clip(0.1; 0 ± 0.2) = 0.1 → 0.9²; 2²
@@ -49,12 +49,12 @@ def test_approximate_kl_is_zero_for_equal_policies_and_else_positive() -> None:
     assert approximate_kl(moved, old, MASK).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_count_clipped_counts_real_ones_outside_the_range() -> None:
+def test_count_clipped_ignores_padding() -> None:
     ratios = torch.tensor([[1.21, 0.85], [0.79, 5.0]])
     assert count_clipped(ratios.log(), torch.zeros(2, 2), MASK, 0.2).item() == 2
 
 
-def test_normalised_advantages_have_mean_zero_and_spread_one_over_real_units() -> None:
+def test_normalised_advantages_have_mean_zero_and_standard_deviation_one() -> None:
     advantages = torch.tensor([[1.0, 4.0], [7.0, float("nan")]])
     normalised = normalise_advantages(advantages, MASK, std_floor=0.05)
     assert normalised[MASK].mean().item() == pytest.approx(0, abs=1e-6)
@@ -62,6 +62,6 @@ def test_normalised_advantages_have_mean_zero_and_spread_one_over_real_units() -
     assert normalised[1, 1].item() == 0
 
 
-def test_the_floor_keeps_noise_small() -> None:
+def test_std_floor_limits_normalised_noise() -> None:
     advantages = torch.tensor([[1e-4, -1e-4], [0.0, 0.0]])
     assert normalise_advantages(advantages, MASK, std_floor=0.05).abs().max().item() == pytest.approx(2e-3, rel=1e-3)

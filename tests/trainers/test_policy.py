@@ -1,4 +1,4 @@
-"""A policy's scores against the plainest way to get them: one candidate at a time, unpadded, through the model."""
+"""Scores of a policy, compared with a naive reference: one unpadded row of the model for each candidate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load(kind: str, tiny_model: Callable[[str], Path], **options: object) -> Lan
     model = load_language_model(source, lora_targets=targets, device="cpu", **options)
     for name, parameter in model.model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)  # an adapter that does something
+            torch.nn.init.normal_(parameter, std=0.3)  # a new adapter has no effect
     return model
 
 
@@ -47,7 +47,7 @@ def make_policy(model: LanguageModel, sampling: str = "trie", normalisation: str
     return LanguagePolicy(model, sampling=sampling, normalisation=normalisation)
 
 
-def queries(model: LanguageModel) -> list[Query]:
+def make_queries(model: LanguageModel) -> list[Query]:
     tokenizer = model.tokenizer
     return [
         Query(
@@ -59,7 +59,7 @@ def queries(model: LanguageModel) -> list[Query]:
 
 
 def reference_logits(model: LanguageModel, prompt: tuple[int, ...], candidate: tuple[int, ...]) -> torch.Tensor:
-    """Logits before each token of a candidate, from one unpadded row: (n, vocabulary)."""
+    """Return the logits before each token of a candidate, from one unpadded row: (n, vocabulary)."""
     logits = model.model(input_ids=torch.tensor([[*prompt, *candidate]])).logits[0].float()
     logits = logits[:, : model.tokenizer.vocab_size]
     return logits[len(prompt) - 1 : len(prompt) + len(candidate) - 1]
@@ -68,13 +68,13 @@ def reference_logits(model: LanguageModel, prompt: tuple[int, ...], candidate: t
 def reference_trie_log_probs(
     logits: torch.Tensor, candidate: tuple[int, ...], candidates: tuple[tuple[int, ...], ...]
 ) -> torch.Tensor:
-    """Log-probability of each token among the tokens that some candidate goes on with."""
-    found = []
+    """Return the log-probability of each token among the tokens with which some candidate continues its prefix."""
+    log_probs = []
     for position, token in enumerate(candidate):
-        beginning = candidate[:position]
-        allowed = sorted({other[position] for other in candidates if other[:position] == beginning})
-        found.append(logits[position, allowed].log_softmax(-1)[allowed.index(token)])
-    return torch.stack(found)
+        prefix = candidate[:position]
+        allowed = sorted({other[position] for other in candidates if other[:position] == prefix})
+        log_probs.append(logits[position, allowed].log_softmax(-1)[allowed.index(token)])
+    return torch.stack(log_probs)
 
 
 @pytest.mark.parametrize("kind", ["embedded", "llama", "qwen2", "mamba"])
@@ -84,9 +84,9 @@ def test_token_log_probs_equal_those_of_single_unpadded_rows(
 ) -> None:
     model = load(kind, tiny_model)
     policy = make_policy(model, sampling)
-    asked = queries(model)
-    scores = policy.score(model.pack(asked))
-    for b, (prompt, tree) in enumerate(asked):
+    queries = make_queries(model)
+    scores = policy.score(model.pack(queries))
+    for b, (prompt, tree) in enumerate(queries):
         for k, candidate in enumerate(tree.candidates):
             logits = reference_logits(model, prompt, candidate)
             if sampling == "trie":
@@ -98,18 +98,18 @@ def test_token_log_probs_equal_those_of_single_unpadded_rows(
 
 
 @pytest.mark.parametrize("kind", ["embedded", "llama", "qwen2"])
-def test_packed_scores_and_their_gradients_equal_naive_ones(kind: str, tiny_model: Callable[[str], Path]) -> None:
+def test_packed_scores_and_gradients_equal_unpacked_ones(kind: str, tiny_model: Callable[[str], Path]) -> None:
     model = load(kind, tiny_model)
     assert model.packs
     policy = make_policy(model)
-    found = []
+    results = []
     for packs in (True, False):
         model.packs = packs
-        scores = policy.score(model.pack(queries(model)))
-        features = model.features(queries(model))
+        scores = policy.score(model.pack(make_queries(model)))
+        features = model.features(make_queries(model))
         gradients = torch.autograd.grad(scores.token_log_probs.square().sum(), model.trainable_parameters())
-        found.append((scores, features, gradients))
-    (packed, packed_features, packed_gradients), (naive, naive_features, naive_gradients) = found
+        results.append((scores, features, gradients))
+    (packed, packed_features, packed_gradients), (naive, naive_features, naive_gradients) = results
     torch.testing.assert_close(packed.token_log_probs, naive.token_log_probs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(packed.action_log_probs, naive.action_log_probs, atol=1e-5, rtol=1e-5)
     for ours, theirs in zip(packed_features, naive_features, strict=True):
@@ -120,71 +120,71 @@ def test_packed_scores_and_their_gradients_equal_naive_ones(kind: str, tiny_mode
 
 
 def wide_query(model: LanguageModel, count: int, prompt: int, seed: int = 0) -> Query:
-    """A prompt of random tokens with ``count`` candidates of random length, many of which share their first tokens."""
+    """Return a prompt of random tokens with ``count`` candidates of random length, many of which share a prefix."""
     rng = np.random.default_rng(seed)
-    found: set[tuple[int, ...]] = set()
-    while len(found) < count:
-        found.add((*rng.integers(5, 5 + 30, rng.integers(1, 6)).tolist(), model.tokenizer.end_id))
+    candidates: set[tuple[int, ...]] = set()
+    while len(candidates) < count:
+        candidates.add((*rng.integers(5, 5 + 30, rng.integers(1, 6)).tolist(), model.tokenizer.end_id))
     ids = rng.integers(5, model.tokenizer.vocab_size, prompt)
-    return Query(tuple(ids.tolist()), build_tree(tuple(sorted(found, key=hash))))
+    return Query(tuple(ids.tolist()), build_tree(tuple(sorted(candidates, key=hash))))
 
 
-@pytest.mark.parametrize("kind", ["embedded", "llama"])  # one key for each query head, and one for two
+@pytest.mark.parametrize("kind", ["embedded", "llama"])  # one key head for one query head, and for two
 @pytest.mark.parametrize("sampling", ["trie", "candidates"])
 @pytest.mark.parametrize(("count", "length"), [(300, 20), (6, 400)])
-def test_wide_trees_and_long_prompts_are_scored_as_the_naive_way_scores_them(
+def test_packed_scores_of_wide_trees_and_long_prompts_equal_unpacked_ones(
     kind: str, sampling: str, count: int, length: int, tiny_model: Callable[[str], Path]
 ) -> None:
     model = load(kind, tiny_model)
     policy = make_policy(model, sampling)
     prompt, tree = wide_query(model, count, length)
-    asked = [Query(prompt, tree), Query(prompt, queries(model)[1].tree)]  # a prompt of two trees
+    batch = [Query(prompt, tree), Query(prompt, make_queries(model)[1].tree)]  # one prompt with two trees
     assert len(tree.parts) > 2 or count == 6
     weights = None
-    found = []
+    results = []
     for packs in (True, False):
         model.packs = packs
-        scores = policy.score(model.pack(asked))
+        scores = policy.score(model.pack(batch))
         if weights is None:
             weights = torch.randn(scores.token_log_probs.shape)
         gradients = torch.autograd.grad((scores.token_log_probs * weights).sum(), model.trainable_parameters())
-        found.append((scores, gradients))
-    (packed, packed_gradients), (naive, naive_gradients) = found
+        results.append((scores, gradients))
+    (packed, packed_gradients), (naive, naive_gradients) = results
     torch.testing.assert_close(packed.token_log_probs, naive.token_log_probs, atol=1e-5, rtol=1e-5)
     for ours, theirs in zip(packed_gradients, naive_gradients, strict=True):
         assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
 
 
-def test_the_cost_of_a_tree_is_linear_in_its_candidates(tiny_model: Callable[[str], Path]) -> None:
+def test_cost_of_a_tree_is_linear_in_its_candidates(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     sizes = {}
     for count in (200, 2000):
         batch = model.pack([wide_query(model, count, 50)])
         sizes[count] = np.array([len(batch.input_ids), batch.visible.size])
-    assert (sizes[2000] < 11 * sizes[200]).all(), "tokens, and numbers in masks"
+    assert (sizes[2000] < 11 * sizes[200]).all(), "numbers of tokens and of mask entries"
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba"])
-def test_the_unpacked_way_keeps_to_its_tokens_per_forward(kind: str, tiny_model: Callable[[str], Path]) -> None:
+def test_unpacked_scoring_respects_tokens_per_forward(kind: str, tiny_model: Callable[[str], Path]) -> None:
     model = load(kind, tiny_model)
     model.packs = False
     policy = make_policy(model)
-    asked = [wide_query(model, 30, 60), *queries(model)]
-    whole = policy.score(model.pack(asked))
+    batch = model.pack([wide_query(model, 30, 60), *make_queries(model)])
+    whole = policy.score(batch)
     gradients = torch.autograd.grad(whole.token_log_probs.sum(), model.trainable_parameters())
     model.tokens_per_forward = 300
-    seen = []
-    hook = lambda module, args, options: seen.append(options["input_ids"].numel())  # noqa: E731
+    sizes = []
+    hook = lambda module, args, options: sizes.append(options["input_ids"].numel())  # noqa: E731
     with model.model.get_base_model().get_decoder().register_forward_pre_hook(hook, with_kwargs=True):
-        parts = policy.score(model.pack(asked))
-        chunked = torch.autograd.grad(parts.token_log_probs.sum(), model.trainable_parameters())
-    assert 200 < max(seen) <= 300
-    torch.testing.assert_close(parts.token_log_probs, whole.token_log_probs, atol=1e-4, rtol=1e-4)
-    for ours, theirs in zip(chunked, gradients, strict=True):
+        chunked = policy.score(batch)
+        chunked_gradients = torch.autograd.grad(chunked.token_log_probs.sum(), model.trainable_parameters())
+    assert 200 < max(sizes) <= 300
+    torch.testing.assert_close(chunked.token_log_probs, whole.token_log_probs, atol=1e-4, rtol=1e-4)
+    for ours, theirs in zip(chunked_gradients, gradients, strict=True):
         assert (ours - theirs).norm() <= 1e-3 * theirs.norm() + 1e-5
 
 
-def test_peak_memory_of_the_unpacked_way_is_that_of_one_forward() -> None:
+def test_peak_memory_without_packing_is_that_of_one_chunk() -> None:
     script = """
 import sys, torch, numpy as np
 from trainers.language_model import load_language_model
@@ -197,16 +197,16 @@ policy = LanguagePolicy(model, sampling="trie", normalisation="token")
 tree = build_tree(tuple((i, i + 1, 2) for i in range(10, 138)))
 peak = lambda: int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
 policy.score(model.pack([Query(tuple(range(5, 25)), build_tree(((5, 6, 2), (7, 2))))])).token_log_probs.sum().backward()
-before = peak()  # with all that torch imports for checkpoints
+before = peak()  # includes what torch imports for checkpointing
 model.tokens_per_forward = int(sys.argv[1])
 policy.score(model.pack([Query(tuple(range(5, 135)), tree)])).token_log_probs.sum().backward()
 print(peak() - before)
 """
-    kept_apart = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # of freed memory, glibc keeps nothing
+    environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # glibc returns freed memory to the system
     kib = [
         int(
             subprocess.run(
-                [sys.executable, "-c", script, tokens], check=True, capture_output=True, text=True, env=kept_apart
+                [sys.executable, "-c", script, tokens], check=True, capture_output=True, text=True, env=environ
             ).stdout
         )
         for tokens in ("512", "32768")
@@ -215,7 +215,7 @@ print(peak() - before)
 
 
 def llama_with_realistic_logits(hidden: int, layers: int) -> LlamaForCausalLM:
-    """A random Llama in bfloat16 whose logits have the spread of a trained model's."""
+    """Return a random Llama in bfloat16 whose logits have the standard deviation of a trained model's."""
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=load_tokenizer("embedded").vocab_size,
@@ -229,38 +229,38 @@ def llama_with_realistic_logits(hidden: int, layers: int) -> LlamaForCausalLM:
 
 
 @pytest.mark.parametrize(("hidden", "layers"), [(512, 8), (1024, 16)])
-def test_half_precision_models_with_realistic_logits_pack(hidden: int, layers: int) -> None:
+def test_half_precision_models_with_realistic_logits_are_packed(hidden: int, layers: int) -> None:
     base = llama_with_realistic_logits(hidden, layers)
     model = load_language_model(base, tokenizer="embedded", device="cpu", dtype="bfloat16")
     assert model.packs
     assert model.packing_error < 0.03
 
 
-@pytest.mark.parametrize("wrong", ["one node sees one node too many", "positions", "the first token of the prompt"])
+@pytest.mark.parametrize("wrong", ["one visible node too many", "positions", "hidden first token of the prompt"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_wrong_tree_is_refused(
+def test_model_with_wrong_tree_attention_is_not_packed(
     wrong: str, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def spoilt(*args: Any, **options: Any) -> PackedBatch:
+    def wrong_pack(*args: Any, **options: Any) -> PackedBatch:
         batch = pack(*args, **options)
         if wrong == "positions":
             batch.position_ids[batch.prompts * batch.width :] += 1
-        elif wrong == "the first token of the prompt":
+        elif wrong == "hidden first token of the prompt":
             batch.visible[:, :, 0] = False
         else:
             batch.visible[:, 1, batch.width] ^= True
         return batch
 
     base = llama_with_realistic_logits(512, 8) if dtype == "bfloat16" else "embedded"
-    monkeypatch.setattr(language_model, "pack", spoilt)
+    monkeypatch.setattr(language_model, "pack", wrong_pack)
     with caplog.at_level(logging.WARNING):
         model = load_language_model(base, tokenizer="embedded", device="cpu", dtype=dtype)
     assert not model.packs
-    assert "does not take tree attention" in caplog.text
+    assert "does not support tree attention" in caplog.text
 
 
 @pytest.mark.parametrize("sampling", ["trie", "candidates"])
-def test_soft_capped_models_are_packed_and_scored_as_they_are(sampling: str) -> None:
+def test_models_with_soft_capping_are_packed_and_scored_correctly(sampling: str) -> None:
     torch.manual_seed(0)
     config = Gemma2Config(
         vocab_size=load_tokenizer("embedded").vocab_size,
@@ -282,27 +282,27 @@ def test_soft_capped_models_are_packed_and_scored_as_they_are(sampling: str) -> 
             entropy = -(log_probs.exp() * log_probs).sum(-1)
             torch.testing.assert_close(scores.node_entropies[0, row, : len(candidate)], entropy, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(scores.token_log_probs[0, row, : len(candidate)], expected, atol=1e-5, rtol=1e-5)
-    (said,) = model.generate([prompt], max_tokens=5, greedy=True)
-    assert tuple(reference_logits(model, prompt, said).argmax(-1).tolist()) == said
+    (ids,) = model.generate([prompt], max_tokens=5, greedy=True)
+    assert tuple(reference_logits(model, prompt, ids).argmax(-1).tolist()) == ids
 
 
-def test_checkpointing_computes_the_same_gradients(tiny_model: Callable[[str], Path]) -> None:
-    found = []
-    for again in (False, True):
-        model = load("llama", tiny_model, gradient_checkpointing=again)
-        asked = [*queries(model), wide_query(model, 200, 30)]
-        scores = make_policy(model).score(model.pack(asked))
-        found.append(torch.autograd.grad(scores.token_log_probs.square().sum(), model.trainable_parameters()))
-    for ours, theirs in zip(*found, strict=True):
+def test_gradient_checkpointing_does_not_change_gradients(tiny_model: Callable[[str], Path]) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = load("llama", tiny_model, gradient_checkpointing=checkpointing)
+        batch = model.pack([*make_queries(model), wide_query(model, 200, 30)])
+        scores = make_policy(model).score(batch)
+        gradients.append(torch.autograd.grad(scores.token_log_probs.square().sum(), model.trainable_parameters()))
+    for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_cudnn_attention_is_off_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_attention_is_disabled_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loaded(Exception):
         pass
 
-    def load_base(name: str, place: torch.device, *_: Any) -> None:
-        assert place.type == "cuda"
+    def load_base(name: str, device: torch.device, *_: Any) -> None:
+        assert device.type == "cuda"
         raise Loaded
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -312,24 +312,24 @@ def test_cudnn_attention_is_off_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.backends.cuda.enable_cudnn_sdp(True)
         with pytest.raises(Loaded):
             load_language_model("embedded", device="cuda")
-        assert not torch.backends.cuda.cudnn_sdp_enabled(), "it compiles a plan for every new shape"
+        assert not torch.backends.cuda.cudnn_sdp_enabled(), "it compiles a plan for each new shape"
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def test_keys_of_a_packed_batch_are_a_multiple_of_eight_on_a_gpu(tiny_model: Callable[[str], Path]) -> None:
+def test_number_of_keys_is_a_multiple_of_eight_on_a_gpu(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
-    scores = make_policy(model).score(model.pack(queries(model)))
-    assert model.pack(queries(model)).visible.shape[-1] % 8
+    scores = make_policy(model).score(model.pack(make_queries(model)))
+    assert model.pack(make_queries(model)).visible.shape[-1] % 8
     model.device = torch.device("meta")
-    batch = model.pack(queries(model))
+    batch = model.pack(make_queries(model))
     assert batch.visible.shape[-1] % 8 == 0
     model.device = torch.device("cpu")
     aligned = make_policy(model).score(batch)
     torch.testing.assert_close(aligned.token_log_probs, scores.token_log_probs, atol=1e-5, rtol=1e-5)
 
 
-def test_no_dropout_is_left_in_models_that_call_it_as_a_function() -> None:
+def test_functional_dropout_is_disabled() -> None:
     torch.manual_seed(0)
     config = OPTConfig(
         vocab_size=load_tokenizer("embedded").vocab_size,
@@ -338,36 +338,36 @@ def test_no_dropout_is_left_in_models_that_call_it_as_a_function() -> None:
     model = load_language_model(OPTForCausalLM(config), tokenizer="embedded", device="cpu", gradient_checkpointing=True)
     assert model.packs
     policy = make_policy(model)
-    found = [policy.score(model.pack([wide_query(model, 20, 10)])).token_log_probs for _ in range(2)]
-    assert torch.equal(*found)
+    log_probs = [policy.score(model.pack([wide_query(model, 20, 10)])).token_log_probs for _ in range(2)]
+    assert torch.equal(*log_probs)
 
 
-def test_8bit_models_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_8bit_model_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("bitsandbytes")
     with caplog.at_level(logging.WARNING):
         load_language_model("embedded", device="cpu", quantize="8bit")
     assert "quantize='4bit'" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["embedded", "qwen2"])  # without biases, and with them
-def test_adapted_layers_compute_what_pefts_own_compute(kind: str, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("kind", ["embedded", "qwen2"])  # without and with biases
+def test_adapted_layers_of_models_equal_pefts_layers(kind: str, tiny_model: Callable[[str], Path]) -> None:
     model = load(kind, tiny_model)
     layers = [layer for layer in model.model.modules() if isinstance(layer, lora.Linear)]
     assert layers and all(type(layer) is AdaptedLinear for layer in layers)
     for layer in layers:
-        asked = torch.randn(2, 5, layer.in_features, requires_grad=True)
-        weights = [asked, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
-        ours, theirs = layer(asked), lora.Linear.forward(layer, asked)
+        x = torch.randn(2, 5, layer.in_features, requires_grad=True)
+        weights = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+        ours, theirs = layer(x), lora.Linear.forward(layer, x)
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
         for own, other in zip(*(torch.autograd.grad(out.sin().sum(), weights) for out in (ours, theirs)), strict=True):
             torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
 
 
-def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callable[[str], Path]) -> None:
+def test_features_equal_hidden_states_without_the_adapter(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
-    asked = queries(model)
-    features = model.features(asked)
-    prompt, tree = asked[0]
+    queries = make_queries(model)
+    features = model.features(queries)
+    prompt, tree = queries[0]
     with model.model.disable_adapter():
         decoder = model.model.get_base_model().model
         for k, candidate in enumerate(tree.candidates):
@@ -375,16 +375,16 @@ def test_features_are_those_of_the_base_model_without_adapter(tiny_model: Callab
             nodes = tree.path_nodes[k, : len(candidate)]
             expected = hidden[len(prompt) - 1 : len(prompt) + len(candidate) - 1]
             torch.testing.assert_close(features[0][nodes], expected, atol=1e-5, rtol=1e-5)
-        base = model.logits(model.pack(asked))
-        model.features(asked)
-        assert torch.equal(model.logits(model.pack(asked)), base), "what was off stays off"
-    assert not torch.allclose(model.logits(model.pack(asked)), base), "and is on again"
+        base = model.logits(model.pack(queries))
+        model.features(queries)
+        assert torch.equal(model.logits(model.pack(queries)), base), "features() must not enable a disabled adapter"
+    assert not torch.allclose(model.logits(model.pack(queries)), base), "the adapter is enabled again"
 
 
 def test_trie_probabilities_of_all_candidates_sum_to_one(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model, "trie")
-    scores = policy.score(model.pack(queries(model)))
+    scores = policy.score(model.pack(make_queries(model)))
     torch.testing.assert_close(scores.action_log_probs.exp().sum(-1), torch.ones(3))
     torch.testing.assert_close(scores.action_log_probs[1, :2], scores.token_log_probs[1, :2].sum(-1))
     assert torch.isneginf(scores.action_log_probs[1, 2:]).all()
@@ -394,12 +394,12 @@ def test_trie_probabilities_of_all_candidates_sum_to_one(tiny_model: Callable[[s
     ("normalisation", "lengths"),
     [("token", (3, 3, 5, 3, 1, 3)), ("word", (3, 3, 5, 3, 1, 3)), ("none", (1,) * 6)],
 )
-def test_candidates_are_weighed_by_likelihood_over_phrase_length(
+def test_candidate_probabilities_are_a_softmax_of_normalised_log_likelihoods(
     normalisation: str, lengths: tuple[int, ...], tiny_model: Callable[[str], Path]
 ) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model, "candidates", normalisation)
-    prompt, tree = queries(model)[0]
+    prompt, tree = make_queries(model)[0]
     scores = policy.score(model.pack([Query(prompt, tree)]))
     likelihoods = torch.stack(
         [
@@ -413,19 +413,19 @@ def test_candidates_are_weighed_by_likelihood_over_phrase_length(
     torch.testing.assert_close(scores.action_log_probs[0], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_words_and_tokens_differ_where_a_word_is_several_tokens(tiny_model: Callable[[str], Path]) -> None:
+def test_word_and_token_normalisation_differ_for_words_of_several_tokens(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     candidate = model.tokenizer.encode_action("get xylophones")
     assert make_policy(model, "candidates", "word")._length(candidate) == 2
     assert make_policy(model, "candidates", "token")._length(candidate) == len(candidate) - 1 > 2
 
 
-def test_entropies_are_those_of_the_enumerated_distributions(tiny_model: Callable[[str], Path]) -> None:
+def test_entropies_equal_those_of_enumerated_distributions(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model, "trie")
-    asked = queries(model)
-    scores = policy.score(model.pack(asked), with_node_entropies=True)
-    for b, (prompt, tree) in enumerate(asked):
+    queries = make_queries(model)
+    scores = policy.score(model.pack(queries), with_node_entropies=True)
+    for b, (prompt, tree) in enumerate(queries):
         probabilities = scores.action_log_probs[b, : len(tree.candidates)].exp()
         expected = -(probabilities * probabilities.log()).sum()
         torch.testing.assert_close(scores.action_entropy[b], expected)
@@ -437,19 +437,17 @@ def test_entropies_are_those_of_the_enumerated_distributions(tiny_model: Callabl
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_free_text_is_scored_by_the_distribution_that_sampled_it(
-    tiny_model: Callable[[str], Path], temperature: float
-) -> None:
+def test_free_text_scores_equal_sampling_log_probs(tiny_model: Callable[[str], Path], temperature: float) -> None:
     model = load("llama", tiny_model)
     model.temperature = temperature
     policy = make_policy(model, "free")
-    prompts = [prompt for prompt, _ in queries(model)]
+    prompts = [prompt for prompt, _ in make_queries(model)]
     torch.manual_seed(1)
-    said = model.generate(prompts, max_tokens=12, greedy=False)
-    assert all(1 <= len(ids) <= 12 for ids in said)
-    asked = [Query(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, said, strict=True)]
-    scores = policy.score(model.pack(asked), with_node_entropies=True)
-    for b, (prompt, ids) in enumerate(zip(prompts, said, strict=True)):
+    texts = model.generate(prompts, max_tokens=12, greedy=False)
+    assert all(1 <= len(ids) <= 12 for ids in texts)
+    batch = model.pack([Query(prompt, build_tree((ids,))) for prompt, ids in zip(prompts, texts, strict=True)])
+    scores = policy.score(batch, with_node_entropies=True)
+    for b, (prompt, ids) in enumerate(zip(prompts, texts, strict=True)):
         logits = (reference_logits(model, prompt, ids) / temperature).log_softmax(-1)
         expected = logits[torch.arange(len(ids)), torch.tensor(ids)]
         torch.testing.assert_close(scores.token_log_probs[b, 0, : len(ids)], expected, atol=1e-5, rtol=1e-5)
@@ -457,20 +455,20 @@ def test_free_text_is_scored_by_the_distribution_that_sampled_it(
         torch.testing.assert_close(scores.action_entropy[b], entropy, atol=1e-4, rtol=1e-5)
 
 
-def test_greedy_free_text_takes_the_likeliest_token_each_time(tiny_model: Callable[[str], Path]) -> None:
+def test_greedy_free_text_takes_the_most_probable_token_each_time(tiny_model: Callable[[str], Path]) -> None:
     model = load("qwen2", tiny_model)
-    prompts = [prompt for prompt, _ in queries(model)]
+    prompts = [prompt for prompt, _ in make_queries(model)]
     for prompt, ids in zip(prompts, model.generate(prompts, max_tokens=6, greedy=True), strict=True):
         assert tuple(reference_logits(model, prompt, ids).argmax(-1).tolist()) == ids
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_free_text_follows_the_models_distribution_and_stops_at_the_end_token(
+def test_free_text_is_sampled_from_the_model_and_stops_at_the_end_token(
     tiny_model: Callable[[str], Path], temperature: float
 ) -> None:
     model = load("llama", tiny_model)
     model.temperature = temperature
-    prompt = queries(model)[1][0]
+    prompt = make_queries(model)[1][0]
     torch.manual_seed(5)
     first = [ids[0] for ids in model.generate([prompt] * 4000, max_tokens=1, greedy=False)]
     expected = (reference_logits(model, prompt, (0,))[0] / temperature).softmax(-1)
@@ -483,14 +481,14 @@ def test_free_text_follows_the_models_distribution_and_stops_at_the_end_token(
         assert end not in ids[:-1]
 
 
-def test_a_models_own_generation_settings_do_not_bend_what_is_sampled(tiny_model: Callable[[str], Path]) -> None:
+def test_generation_settings_of_a_model_are_ignored(tiny_model: Callable[[str], Path]) -> None:
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.float32)
     base.generation_config.repetition_penalty = 50.0
     base.generation_config.min_p = 0.9
     model = load_language_model(base, tokenizer=str(tiny_model("llama")), device="cpu")
-    prompt = queries(model)[0][0]
+    prompt = make_queries(model)[0][0]
     torch.manual_seed(5)
     first = [ids[0] for ids in model.generate([prompt] * 4000, max_tokens=1, greedy=False)]
     expected = reference_logits(model, prompt, (0,))[0].softmax(-1)
@@ -499,7 +497,7 @@ def test_a_models_own_generation_settings_do_not_bend_what_is_sampled(tiny_model
     torch.testing.assert_close(share, expected[repeated].sum(), atol=0.03, rtol=0)
 
 
-def test_prompts_longer_than_a_sliding_window_are_scored_as_the_model_reads_them(
+def test_prompts_longer_than_a_sliding_window_are_scored_correctly(
     tiny_model: Callable[[str], Path],
 ) -> None:
     from transformers import MistralConfig, MistralForCausalLM
@@ -521,32 +519,32 @@ def test_prompts_longer_than_a_sliding_window_are_scored_as_the_model_reads_them
         torch.testing.assert_close(scores.token_log_probs[0, k, : len(candidate)], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_outputs_and_features_do_not_depend_on_how_queries_are_grouped(tiny_model: Callable[[str], Path]) -> None:
+def test_outputs_and_features_do_not_depend_on_grouping(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     policy = make_policy(model)
-    together = policy.outputs(queries(model))
-    features = model.features(queries(model))
+    together = policy.outputs(make_queries(model))
+    features = model.features(make_queries(model))
     model.tokens_per_forward = 1
-    for one, other in zip(together, policy.outputs(queries(model)), strict=True):
+    for one, other in zip(together, policy.outputs(make_queries(model)), strict=True):
         np.testing.assert_allclose(one.token_log_probs, other.token_log_probs, atol=1e-5)
-    for one, other in zip(features, model.features(queries(model)), strict=True):
+    for one, other in zip(features, model.features(make_queries(model)), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_a_model_that_takes_no_tree_mask_falls_back_with_a_warning(
+def test_model_without_attention_is_unpacked_with_a_warning(
     tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         model = load("mamba", tiny_model)
     assert not model.packs
-    assert "does not take tree attention" in caplog.text
+    assert "does not support tree attention" in caplog.text
 
 
-def test_an_instruct_models_prompt_stands_in_its_chat_template(tiny_model: Callable[[str], Path]) -> None:
+def test_prompt_of_an_instruct_model_uses_its_chat_template(tiny_model: Callable[[str], Path]) -> None:
     tokenizer = load("qwen2", tiny_model).tokenizer
     prompt = tokenizer.prompt(tokenizer.encode("You carry a bowl."))
     assert tokenizer.decode(prompt) == "<|prefix|>user: You carry a bowl.<|suffix|><|prefix|>assistant:"
-    assert prompt[0] == 3, "the template's markers are special tokens, not their letters"
+    assert prompt[0] == 3, "the markers of the template are encoded as special tokens, not as letters"
 
 
 @pytest.mark.parametrize(
@@ -557,21 +555,23 @@ def test_an_instruct_models_prompt_stands_in_its_chat_template(tiny_model: Calla
         ({"quantize": "2bit"}, "2bit"),
     ],
 )
-def test_unknown_options_are_named(options: dict[str, str], message: str) -> None:
+def test_unknown_options_raise_with_their_value(options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_language_model("embedded", **{"device": "cpu", **options})
 
 
 @pytest.mark.parametrize("quantize", ["4bit", "8bit"])
-def test_quantised_models_go_through_the_same_path(quantize: str, tiny_model: Callable[[str], Path]) -> None:
+def test_quantised_models_have_similar_scores_and_finite_gradients(
+    quantize: str, tiny_model: Callable[[str], Path]
+) -> None:
     pytest.importorskip("bitsandbytes")
     model = load("llama", tiny_model, quantize=quantize)
     policy = make_policy(model)
-    batch = model.pack(queries(model))
+    batch = model.pack(make_queries(model))
     scores = policy.score(batch)
     scores.token_log_probs.sum().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.trainable_parameters())
     plain = make_policy(load("llama", tiny_model))
-    exact = plain.score(plain.language_model.pack(queries(model))).token_log_probs
+    exact = plain.score(plain.language_model.pack(make_queries(model))).token_log_probs
     gap = (scores.token_log_probs - exact).abs().max()
-    assert 0 < gap < 8, "quantisation changes the numbers, and not beyond recognition"
+    assert 0 < gap < 8, "quantisation changes the log-probabilities a little"

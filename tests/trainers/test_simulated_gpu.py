@@ -1,4 +1,4 @@
-"""All agents on a simulated GPU, in a process of its own: all is on the right device, and little waits for it."""
+"""All agents on a simulated GPU: tensors are on the right device, and there are few synchronisations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ import torch
 from trainers.agents import AGENTS
 
 ROOT = Path(__file__).parents[2]
-WAITS_OF_A_MINIBATCH = 60
-"""Most synchronisations for each minibatch of an update; 29 to 38 were counted, and a minibatch here is one forward."""
+MAX_WAITS = 60
+"""Limit of synchronisations for each minibatch of an update (measured: 29 to 38, with one forward pass each)."""
 
-PLACEMENTS = ("batch.visible)", "batch.input_ids)", "batch.position_ids)", "batch.mask)", "critic_hidden).to(")
-"""Parts of the source lines that put these on the device."""
+PLACEMENTS = ("batch.visible)", "batch.input_ids)", "batch.position_ids)", "batch.mask)", "critic.to(")
+"""Parts of source lines that place tensors which CUDA does not accept from the CPU."""
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="this torch has no devices written in Python",
+    reason="this version of torch does not support devices written in Python",
 )
 
 
 def on_simulated_gpu(*arguments: str) -> list[dict[str, Any]]:
+    """Run on_simulated_gpu.py in a new process; return the JSON lines that it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__).with_name("on_simulated_gpu.py")), *arguments],
         capture_output=True,
@@ -49,20 +50,20 @@ def trained() -> list[dict[str, Any]]:
 
 
 def test_every_agent_trains_evaluates_and_resumes_on_a_gpu(trained: list[dict[str, Any]]) -> None:
-    """Anything left on the CPU raises there; what resumed goes on as if nothing had happened."""
+    """Operations on tensors of both devices raise there; a resumed run equals an uninterrupted one."""
     assert {"poad", "ntpo", "twosome"} <= {line["algo"] for line in trained} <= set(AGENTS)
     assert all(line["resumed_equals_whole"] for line in trained)
 
 
-@pytest.mark.parametrize("way", ["waits", "waits_resumed"])
-def test_few_synchronisations_in_a_minibatch(trained: list[dict[str, Any]], way: str) -> None:
+@pytest.mark.parametrize("waits", ["waits", "waits_resumed"])
+def test_minibatches_have_few_synchronisations(trained: list[dict[str, Any]], waits: str) -> None:
     for line in trained:
-        count = sum(line[way].values()) / line["minibatches"]
-        assert count <= WAITS_OF_A_MINIBATCH, f"{line['algo']}, {line['sampling']}: {count}\n{table(line[way])}"
+        count = sum(line[waits].values()) / line["minibatches"]
+        assert count <= MAX_WAITS, f"{line['algo']}, {line['sampling']}: {count}\n{table(line[waits])}"
 
 
-def test_a_placement_taken_out_of_the_source_makes_training_fail() -> None:
-    """Of tensors that CUDA does not take from the CPU. Many other placements are of indices, which it takes."""
+def test_training_fails_without_a_placement() -> None:
+    """The simulated GPU detects a missing placement. Placements of indices are not tested: CUDA accepts CPU indices."""
     removed = on_simulated_gpu("--remove", *PLACEMENTS)
     assert {part for part in PLACEMENTS for line in removed if part in line["source"]} == set(PLACEMENTS)
-    assert not [line for line in removed if line["survives"]]
+    assert not [line for line in removed if line["trains"]]

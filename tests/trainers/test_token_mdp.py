@@ -1,9 +1,8 @@
-"""Which optimum each backup finds, checked exactly in small decision processes over words.
+"""Optima of token-level backups, computed exactly in small Markov decision processes (MDPs) whose actions are words.
 
-An action is a word; an agent writes it token by token. Value iteration over single tokens is
-compared with value iteration over whole actions: without a discount inside an action (BAD;
-arXiv:2405.15821, eqs. 13 and 14) the two optima are one; with it (NTPO; eqs. 9 to 12) long actions
-look worse than they are.
+Value iteration over single tokens is compared with value iteration over whole actions. Without a discount inside an
+action (Bellman backup with action decomposition, BAD; arXiv 2405.15821, eqs. 13 and 14), both have the same optimum.
+With one (NTPO; eqs. 9 to 12), long actions are undervalued.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import pytest
 from trainers.credit import gae
 
 ALPHABET = "abc"
-END = "."  # the token that ends an action where words may begin one another
-EXACT = 1e-10  # what value iteration and rounding leave
+END = "."  # the token that ends an action if words may be prefixes of others
+EXACT = 1e-10  # tolerance for rounding and the remaining error of value iteration
 
 State = int
 Word = str
@@ -29,15 +28,15 @@ Policy = dict[State, Word]
 
 @dataclass(frozen=True)
 class Transition:
-    """What an action leads to; what `chances` lack to 1 is the chance that the episode ends."""
+    """Reward of an action, and the probability of each next state; the rest to 1 is that of termination."""
 
     reward: float
-    chances: np.ndarray  # (states,)
+    probabilities: np.ndarray  # (states,)
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity, for the cache below
 class WordMDP:
-    """In each state, the available words and what they lead to."""
+    """The available words of each state and their transitions."""
 
     actions: list[dict[Word, Transition]]
 
@@ -47,12 +46,12 @@ class WordMDP:
 
 
 def random_mdp(seed: int, *, deterministic: bool, end_token: bool, states: int = 4) -> WordMDP:
-    """Draw words of 1 to 4 letters, prefix-free or with an end token behind each."""
+    """Return an MDP with random words of 1 to 4 letters, which are prefix-free or followed by an end token."""
     rng = np.random.default_rng(seed)
     all_words = ["".join(word) for n in range(1, 5) for word in product(ALPHABET, repeat=n)]
     actions = []
     for _ in range(states):
-        # Weighted so that each length is as likely: words of four letters are far more numerous.
+        # Weighted so that each length is equally likely, although most words have four letters.
         weights = np.array([float(len(ALPHABET)) ** -len(word) for word in all_words])
         words = list(rng.choice(all_words, size=8, replace=False, p=weights / weights.sum()))
         if end_token:
@@ -62,10 +61,10 @@ def random_mdp(seed: int, *, deterministic: bool, end_token: bool, states: int =
         transitions = {}
         for word in words:
             if deterministic:
-                chances = np.eye(states + 1)[rng.integers(states + 1)]
+                probabilities = np.eye(states + 1)[rng.integers(states + 1)]
             else:
-                chances = rng.dirichlet(np.ones(states + 1))
-            transitions[word] = Transition(rng.normal(), chances[:states])
+                probabilities = rng.dirichlet(np.ones(states + 1))
+            transitions[word] = Transition(rng.normal(), probabilities[:states])
         actions.append(transitions)
     return WordMDP(actions)
 
@@ -78,7 +77,7 @@ def best(candidates: dict[str, float]) -> str:
 
 
 def action_value_iteration(mdp: WordMDP, gamma: float, gamma_token: float = 1.0) -> np.ndarray:
-    """Iterate V(s) = max_a gamma_token^(|a| - 1) (r + gamma E V(s')) to its fixed point."""
+    """Return the fixed point of V(s) = max_a gamma_token^(|a| - 1) (r + gamma E V(s'))."""
     values = np.zeros(len(mdp.states))
     while True:
         backup = np.array(
@@ -98,7 +97,7 @@ def action_value(
     gamma_token: float = 1.0,
 ) -> float:
     transition = mdp.actions[state][word]
-    outcome = transition.reward + gamma * transition.chances @ values
+    outcome = transition.reward + gamma * transition.probabilities @ values
     return float(gamma_token ** (len(word) - 1) * outcome)
 
 
@@ -107,11 +106,11 @@ def greedy_actions(mdp: WordMDP, values: np.ndarray, gamma: float) -> Policy:
 
 
 def evaluate(mdp: WordMDP, policy: Policy, gamma: float) -> np.ndarray:
-    """Solve V = r + gamma P V, the value of a policy counted in whole actions."""
+    """Return the action-level value of a policy: the solution of V = r + gamma P V."""
     chosen = [mdp.actions[s][policy[s]] for s in mdp.states]
-    chances = np.array([transition.chances for transition in chosen])
+    probabilities = np.array([transition.probabilities for transition in chosen])
     rewards = np.array([transition.reward for transition in chosen])
-    return np.linalg.solve(np.eye(len(rewards)) - gamma * chances, rewards)
+    return np.linalg.solve(np.eye(len(rewards)) - gamma * probabilities, rewards)
 
 
 # Single tokens
@@ -119,7 +118,7 @@ def evaluate(mdp: WordMDP, policy: Policy, gamma: float) -> np.ndarray:
 
 @cache
 def token_value_iteration(mdp: WordMDP, gamma: float, gamma_token: float) -> dict[Prefix, float]:
-    """Iterate the token-level backup over every prefix of every available word."""
+    """Return the fixed point of the token-level backup: the value of every prefix of every available word."""
     values = {(s, w[:n]): 0.0 for s in mdp.states for w in mdp.actions[s] for n in range(len(w))}
     while True:
         backup = {
@@ -141,11 +140,11 @@ def token_value(
     gamma: float,
     gamma_token: float,
 ) -> float:
-    """Back up from the token just written: to a longer prefix, or out of the action."""
+    """Return the backup of the last token of ``written``: the value of the prefix, or of the complete action."""
     if written not in mdp.actions[state]:
         return gamma_token * values[state, written]
     transition = mdp.actions[state][written]
-    expected = sum(transition.chances[s] * values[s, ""] for s in mdp.states)
+    expected = sum(transition.probabilities[s] * values[s, ""] for s in mdp.states)
     return transition.reward + gamma * float(expected)
 
 
@@ -155,7 +154,7 @@ def next_tokens(mdp: WordMDP, state: State, prefix: Word) -> list[str]:
 
 
 def greedy_tokens(mdp: WordMDP, values: dict[Prefix, float], gamma: float, gamma_token: float) -> Policy:
-    """Write a word in each state, the best token at a time."""
+    """Return the word of each state that consists of the best token at each prefix."""
     policy = {}
     for s in mdp.states:
         word = ""
@@ -189,7 +188,7 @@ every_gamma = pytest.mark.parametrize("gamma", [0.5, 0.9])
 
 @every_mdp
 @every_gamma
-def test_bad_finds_the_values_of_the_action_level_optimum(mdp: WordMDP, gamma: float) -> None:
+def test_bad_values_equal_the_action_level_optimum(mdp: WordMDP, gamma: float) -> None:
     optimum = action_value_iteration(mdp, gamma)
     values = token_value_iteration(mdp, gamma, gamma_token=1.0)
     np.testing.assert_allclose([values[s, ""] for s in mdp.states], optimum, rtol=0, atol=EXACT)
@@ -197,7 +196,7 @@ def test_bad_finds_the_values_of_the_action_level_optimum(mdp: WordMDP, gamma: f
 
 @every_mdp
 @every_gamma
-def test_bad_values_a_prefix_as_its_best_completion(mdp: WordMDP, gamma: float) -> None:
+def test_bad_value_of_a_prefix_is_that_of_its_best_completion(mdp: WordMDP, gamma: float) -> None:
     optimum = action_value_iteration(mdp, gamma)
     for (s, prefix), value in token_value_iteration(mdp, gamma, gamma_token=1.0).items():
         completions = [word for word in mdp.actions[s] if word.startswith(prefix)]
@@ -207,7 +206,7 @@ def test_bad_values_a_prefix_as_its_best_completion(mdp: WordMDP, gamma: float) 
 
 @every_mdp
 @every_gamma
-def test_bad_writes_the_optimal_actions_greedily(mdp: WordMDP, gamma: float) -> None:
+def test_bad_greedy_tokens_give_the_optimal_actions(mdp: WordMDP, gamma: float) -> None:
     optimum = action_value_iteration(mdp, gamma)
     values = token_value_iteration(mdp, gamma, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma, gamma_token=1.0)
@@ -220,14 +219,14 @@ def test_bad_writes_the_optimal_actions_greedily(mdp: WordMDP, gamma: float) -> 
 
 @every_mdp
 @pytest.mark.parametrize(("gamma", "gamma_token"), [(0.5, 0.5), (0.9, 0.9), (0.9, 0.7)])
-def test_naive_backup_discounts_an_action_by_its_length(mdp: WordMDP, gamma: float, gamma_token: float) -> None:
+def test_ntpo_backup_discounts_an_action_by_its_length(mdp: WordMDP, gamma: float, gamma_token: float) -> None:
     closed_form = action_value_iteration(mdp, gamma, gamma_token)
     values = token_value_iteration(mdp, gamma, gamma_token)
     np.testing.assert_allclose([values[s, ""] for s in mdp.states], closed_form, rtol=0, atol=EXACT)
 
 
 @every_gamma
-def test_naive_greedy_policy_is_never_better_and_often_worse(gamma: float) -> None:
+def test_ntpo_greedy_policy_is_never_better_and_often_worse(gamma: float) -> None:
     worse = 0
     for mdp in MDPS.values():
         optimum = action_value_iteration(mdp, gamma)
@@ -239,11 +238,11 @@ def test_naive_greedy_policy_is_never_better_and_often_worse(gamma: float) -> No
     assert worse >= len(MDPS) // 4
 
 
-def test_naive_backup_prefers_a_short_bad_action_to_a_long_good_one() -> None:
-    # Serving the dish as it is ("a") pays 1 and ends the episode. Cooking it ("bbbb") pays nothing
-    # and leads to where serving ("a") pays 1.5. With gamma = 0.9, counted in actions:
+def test_ntpo_prefers_a_short_worse_action_to_a_long_better_one() -> None:
+    # Serving the dish at once ("a") has reward 1 and ends the episode. Cooking it ("bbbb") has reward 0 and leads to a
+    # state in which serving ("a") has reward 1.5. With gamma = 0.9, the action-level values are:
     #     serve:       1                            cook, serve:  0.9 * 1.5         = 1.35
-    # NTPO has three more discounts in "bbbb":      cook, serve:  0.9^3 * 1.35      = 0.98415 < 1
+    # NTPO discounts three more times in "bbbb":    cook, serve:  0.9^3 * 1.35      = 0.98415 < 1
     end, cooked = np.array([0.0, 0.0]), np.array([0.0, 1.0])
     mdp = WordMDP(
         [
@@ -265,13 +264,13 @@ def test_naive_backup_prefers_a_short_bad_action_to_a_long_good_one() -> None:
     np.testing.assert_allclose(evaluate(mdp, naive_policy, gamma=0.9), [1.0, 1.5])
 
 
-# The estimator under the optimal values
+# GAE with the optimal values
 
 
-def play(
+def rollout_of(
     mdp: WordMDP, policy: Policy, values: dict[Prefix, float], *, steps: int = 12
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Roll a deterministic MDP out, an environment for each first state, as gae takes it."""
+    """Return a rollout of a deterministic MDP, with one environment for each first state: the arguments of ``gae``."""
     shape = (steps, len(mdp.states))
     rewards, next_values, ends = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=bool)
     length = max(map(len, policy.values()))
@@ -285,8 +284,8 @@ def play(
             token_values[t, n, : len(word)] = [values[state, word[:j]] for j in range(len(word))]
             mask[t, n, : len(word)] = True
             rewards[t, n] = transition.reward
-            ends[t, n] = not transition.chances.any()
-            state = n if ends[t, n] else int(transition.chances.argmax())
+            ends[t, n] = not transition.probabilities.any()
+            state = n if ends[t, n] else int(transition.probabilities.argmax())
             next_values[t, n] = 0 if ends[t, n] else values[state, ""]
     return rewards, token_values, mask, next_values, ends
 
@@ -294,10 +293,10 @@ def play(
 @every_deterministic_mdp
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("gae_lambda_token", [0.0, 0.8, 1.0])
-def test_optimal_tokens_have_no_advantage_under_bad(mdp: WordMDP, gae_lambda: float, gae_lambda_token: float) -> None:
+def test_bad_advantages_of_optimal_tokens_are_zero(mdp: WordMDP, gae_lambda: float, gae_lambda_token: float) -> None:
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma=0.9, gamma_token=1.0)
-    rollout = play(mdp, policy, values)
+    rollout = rollout_of(mdp, policy, values)
     advantages, returns = gae(
         *rollout,
         gamma=0.9,
@@ -311,20 +310,20 @@ def test_optimal_tokens_have_no_advantage_under_bad(mdp: WordMDP, gae_lambda: fl
 
 
 @every_deterministic_mdp
-def test_a_token_is_blamed_for_what_it_forgoes_under_bad(mdp: WordMDP) -> None:
+def test_bad_token_advantages_sum_to_the_action_advantage(mdp: WordMDP) -> None:
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     optimum = action_value_iteration(mdp, gamma=0.9)
-    policy = {s: max(mdp.actions[s]) for s in mdp.states}  # the last word of the alphabet
-    rollout = play(mdp, policy, values, steps=1)
-    blame, _ = gae(*rollout, gamma=0.9, gae_lambda=0, gamma_token=1, gae_lambda_token=0)
-    assert (blame <= EXACT).all()
-    forgone = [action_value(mdp, optimum, s, policy[s], 0.9) - optimum[s] for s in mdp.states]
-    np.testing.assert_allclose(blame[0].sum(axis=-1), forgone, rtol=0, atol=EXACT)
+    policy = {s: max(mdp.actions[s]) for s in mdp.states}  # the last word in alphabetical order
+    rollout = rollout_of(mdp, policy, values, steps=1)
+    advantages, _ = gae(*rollout, gamma=0.9, gae_lambda=0, gamma_token=1, gae_lambda_token=0)
+    assert (advantages <= EXACT).all()
+    action_advantages = [action_value(mdp, optimum, s, policy[s], 0.9) - optimum[s] for s in mdp.states]
+    np.testing.assert_allclose(advantages[0].sum(axis=-1), action_advantages, rtol=0, atol=EXACT)
 
 
 @every_deterministic_mdp
-def test_a_discount_inside_actions_finds_fault_with_optimal_tokens(mdp: WordMDP) -> None:
+def test_discount_inside_actions_gives_optimal_tokens_nonzero_advantage(mdp: WordMDP) -> None:
     values = token_value_iteration(mdp, gamma=0.9, gamma_token=1.0)
     policy = greedy_tokens(mdp, values, gamma=0.9, gamma_token=1.0)
-    advantages, _ = gae(*play(mdp, policy, values), gamma=0.9, gae_lambda=1, gamma_token=0.9, gae_lambda_token=1)
+    advantages, _ = gae(*rollout_of(mdp, policy, values), gamma=0.9, gae_lambda=1, gamma_token=0.9, gae_lambda_token=1)
     assert np.abs(advantages).max() > 0.01

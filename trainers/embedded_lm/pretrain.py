@@ -44,14 +44,14 @@ _LONGEST_FAILURE = 480  # characters of program and error, so that few prompts a
 _TOKENS_PER_FORWARD = 3072
 
 
-def random_play(name: str, decisions: int, seed: int) -> tuple[Counter[tuple[str, tuple[str, ...]]], float]:
+def random_play(name: str, env_steps: int, seed: int) -> tuple[Counter[tuple[str, tuple[str, ...]]], float]:
     """Run a uniformly random policy; return the count of each (observation, phrases), and the success rate."""
     env = gym.make(name, interface="text")
     rng = np.random.default_rng(seed)
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     successes = []
     text, info = env.reset(seed=seed)
-    for _ in range(decisions):
+    for _ in range(env_steps):
         phrases = info["available_actions"]
         counts[text, phrases] += 1
         text, _, terminated, truncated, info = env.step(phrases[rng.integers(len(phrases))])
@@ -141,10 +141,10 @@ def sizes(queries: list[Query]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PretrainingSettings:
     """Data, optimiser and size of the model."""
 
-    decisions: int = 20_000
+    env_steps: int = 20_000
     """Environment steps of the random policy in each environment."""
     steps: int = 1600
     """Optimiser steps."""
@@ -172,12 +172,12 @@ def wrap(tokenizer_file: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **special)
 
 
-def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]) -> dict[str, Any]:
+def pretrain(settings: PretrainingSettings, tokenizer_file: Path, environments: Sequence[str]) -> dict[str, Any]:
     """Pre-train a model on random policies in finite environments, write it, and return its report.
 
     Parameters
     ----------
-    reading : Reading
+    settings : PretrainingSettings
         Data, optimiser, size and output folder.
     tokenizer_file : Path
         A ``tokenizer.json`` with the special tokens ``<|pad|>``, ``<|begin|>`` and ``<|end|>``.
@@ -190,13 +190,13 @@ def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]
         Contents of ``pretraining.json``: number of parameters, losses in nats, success rates of the random policy, and
         the settings.
     """
-    torch.manual_seed(reading.seed)
-    rng = np.random.default_rng(reading.seed)
+    torch.manual_seed(settings.seed)
+    rng = np.random.default_rng(settings.seed)
     wrapped = wrap(tokenizer_file)
     tokenizer = load_tokenizer(wrapped)
     queries, counts, floor, success = [], [], [], {}
     for index, name in enumerate(environments):
-        examples, success[name] = random_play(name, reading.decisions, seed=reading.seed + index)
+        examples, success[name] = random_play(name, settings.env_steps, seed=settings.seed + index)
         for (text, phrases), count in examples.items():
             queries.append(query(tokenizer, text, phrases))
             counts.append(count)
@@ -207,10 +207,10 @@ def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=tokenizer.vocab_size,
-            hidden_size=reading.hidden,
-            num_hidden_layers=reading.layers,
-            num_attention_heads=reading.hidden // 32,
-            intermediate_size=reading.hidden * 11 // 4,
+            hidden_size=settings.hidden,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.hidden // 32,
+            intermediate_size=settings.hidden * 11 // 4,
             max_position_embeddings=2048,
             tie_word_embeddings=True,
             pad_token_id=tokenizer.pad_id,
@@ -219,15 +219,15 @@ def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]
             attn_implementation="sdpa",
         )
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=reading.lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, reading.lr, total_steps=reading.steps, pct_start=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.lr, total_steps=settings.steps, pct_start=0.05)
     recent: list[tuple[float, float, float]] = []
     with Progress() as progress:
-        failed = random_failures(reading.failures, rng, progress) if reading.programs else []
-        task = progress.add_task("pre-training", total=reading.steps)
-        for step in range(1, reading.steps + 1):
-            drawn, repeats = np.unique(rng.choice(len(queries), reading.batch, p=share), return_counts=True)
-            coding = [random_coding(tokenizer, failed, rng) for _ in range(reading.programs)]
+        failed = random_failures(settings.failures, rng, progress) if settings.programs else []
+        task = progress.add_task("pre-training", total=settings.steps)
+        for step in range(1, settings.steps + 1):
+            drawn, repeats = np.unique(rng.choice(len(queries), settings.batch, p=share), return_counts=True)
+            coding = [random_coding(tokenizer, failed, rng) for _ in range(settings.programs)]
             batch = [*(queries[i] for i in drawn), *coding]
             weights = np.concatenate([repeats, np.ones(len(coding))])
             optimizer.zero_grad()
@@ -249,7 +249,7 @@ def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]
             status = f"loss {mean_loss:.4f}, action {mean_action:.4f}, program {mean_program:.2f}"
             progress.update(task, advance=1, description=status)
             if step % 100 == 0 and not progress.console.is_terminal:
-                print(f"step {step} of {reading.steps}: {status}", flush=True)
+                print(f"step {step} of {settings.steps}: {status}", flush=True)
 
     report: dict[str, Any] = {
         "parameters": model.num_parameters(),
@@ -259,19 +259,19 @@ def pretrain(reading: Reading, tokenizer_file: Path, environments: Sequence[str]
         "program_nll": round(float(mean_program), 2),
         "action_nll_floor": round(float(share @ floor), 4),
         "random_policy_success_rate": success,
-        **{name: value for name, value in asdict(reading).items() if name != "output"},
+        **{name: value for name, value in asdict(settings).items() if name != "output"},
     }
-    model.save_pretrained(reading.output)
-    (reading.output / "model.safetensors").chmod(0o644)
-    wrapped.save_pretrained(reading.output)
-    (reading.output / "pretraining.json").write_text(json.dumps(report, indent=2) + "\n")
+    model.save_pretrained(settings.output)
+    (settings.output / "model.safetensors").chmod(0o644)
+    wrapped.save_pretrained(settings.output)
+    (settings.output / "pretraining.json").write_text(json.dumps(report, indent=2) + "\n")
     return report
 
 
 def main() -> None:
-    reading = tyro.cli(Reading, description=__doc__)
+    settings = tyro.cli(PretrainingSettings, description=__doc__)
     finite = [name for name, environment in ENVIRONMENTS.items() if environment.finite]
-    print(json.dumps(pretrain(reading, TOKENIZER_FILE, finite), indent=2))
+    print(json.dumps(pretrain(settings, TOKENIZER_FILE, finite), indent=2))
 
 
 if __name__ == "__main__":
