@@ -14,6 +14,7 @@ AGENTS: dict[str, str] = {
     "grpo": "trainers.agents.critic_free:GRPO",
     "rloo": "trainers.agents.critic_free:RLOO",
     "gigpo": "trainers.agents.critic_free:GiGPO",
+    "softq": "trainers.agents.soft_q:SoftQ",
     "random": "trainers.agents.random:RandomAgent",
 }
 """Name of each agent of the suite, and its class as ``"module:Class"``."""

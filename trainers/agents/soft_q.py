@@ -1,0 +1,216 @@
+"""Soft Q-learning and DQN over tokens, with action decomposition (arXiv 2405.15821, appendix B.3; arXiv 2402.06700).
+
+The language model is frozen: no pass of it has a gradient. It gives features and a prior ρ. A small network predicts
+Q of each edge of a candidate tree, that is of each token after a prefix. With one temperature β and no discount inside
+an action::
+
+    V(node)           = β log Σ_w ρ(w | node) exp(Q(node, w) / β)
+    Q(node, w)        = V(node after w)                        inside an action
+    Q(last node, w)   = r + γ V(root of the next observation)  at its last token
+    π(w | node)       ∝ ρ(w | node) exp(Q(node, w) / β)
+
+As β → 0 this is DQN, with a maximum over tokens in the place of the soft value. Inside an action, values are backed up
+from the last tokens of all candidates at once ("collapsed"): a backup of one token at a time has the same fixed point,
+but needs one refresh of the target network for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainers.agent import Rollout
+from trainers.language_agent import LanguageAgent
+from trainers.metrics import Metrics
+from trainers.policy import PolicyOutput
+from trainers.prefix_tree import Query
+from trainers.replay import QueryTable, Replay, Trees, transitions_of
+from trainers.rollout import env_attribute
+from trainers.settings import LanguageAgentSettings, setting
+
+
+@dataclass(frozen=True)
+class SoftQSettings(LanguageAgentSettings):
+    """Settings of soft Q-learning."""
+
+    gamma: float | None = setting(None, least=0, most=1)
+    """Discount γ of one unit of environment time; by default the environment's own."""
+    discount_by_time: bool = True
+    """Discount an action of k units of time by γ to the k; False discounts every action by γ."""
+    truncation_is_termination: bool = False
+    """Treat truncated episodes as terminated; False bootstraps from V(final observation)."""
+    beta: float = setting(0.01, above=0)
+    """Temperature β in units of reward: the larger, the closer the policy stays to the base model."""
+    critic_lr: float = setting(1e-3, above=0)
+    """Learning rate of Q."""
+    critic_hidden: int = setting(256, least=1)
+    """Width of Q's hidden layers."""
+    batch_size: int = setting(256, least=1)
+    """Transitions of one update."""
+    updates_per_step: float = setting(0.25, above=0)
+    """Updates for each environment step."""
+    target_rate: float = setting(0.02, above=0, most=1)
+    """Share τ by which the target network moves towards Q in each update."""
+    replay_capacity: int = setting(50_000, least=1)
+    """Number of transitions that are kept."""
+    max_grad_norm: float = setting(10.0, above=0)
+    """Scale gradients down to this norm."""
+
+
+class EdgeQ(nn.Module):
+    """Q of edges: an MLP of a node's features times one vector for each token. The vectors start at 0, and so does Q.
+
+    Parameters
+    ----------
+    features, hidden, vocabulary : int
+    """
+
+    def __init__(self, features: int, hidden: int, vocabulary: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.tokens = nn.Embedding(vocabulary, hidden)
+        nn.init.zeros_(self.tokens.weight)
+
+    def forward(self, trees: Trees) -> torch.Tensor:
+        """Return Q of each edge: float32 tensor (E,)."""
+        return (self.body(trees.features)[trees.nodes] * self.tokens(trees.tokens)).sum(-1)
+
+
+class SoftQ(LanguageAgent):
+    """Soft Q-learning over tokens with the frozen language model as prior."""
+
+    settings_type: ClassVar[type[SoftQSettings]] = SoftQSettings
+    settings: SoftQSettings
+
+    def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
+        super().__init__(envs, model, tokenizer, **settings)
+        own = self.settings
+        if own.sampling != "trie":
+            raise ValueError(f"sampling={own.sampling!r}: Q-learning over tokens needs phrases and sampling='trie'")
+        self.gamma = float(env_attribute(envs, "discount")) if own.gamma is None else own.gamma
+        with self.random_stream.active():
+            self.q = EdgeQ(self.language_model.hidden_size, own.critic_hidden, self.tokenizer.vocab_size)
+        self.q.to(self.language_model.device)
+        self.target = deepcopy(self.q)
+        self.optimizer = torch.optim.Adam(self.q.parameters(), lr=own.critic_lr)
+        self.saved |= {"q": self.q, "target": self.target, "optimizer": self.optimizer}
+        self.table = QueryTable(self)
+        self.replay = Replay(own.replay_capacity)
+
+    def edge_log_probs(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
+        """Return log π of each edge: the prior, reweighted by exp(Q / β) and normalised at each node; (E,)."""
+        scores = trees.prior + q / self.settings.beta
+        return scores - log_sum_exp(scores, trees.nodes, len(trees.features))[trees.nodes]
+
+    def action_values(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
+        """Return the value V of each query's root from Q of its candidates' last edges: (Q,)."""
+        return self._below(trees, q, trees.queries, len(trees.first_candidates))
+
+    def _below(self, trees: Trees, q: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
+        """Return β log Σ_a ρ(a) exp(Q(a) / β) over the candidates of each group."""
+        prior = torch.where(trees.paths >= 0, trees.prior[trees.paths], 0.0).sum(-1)
+        beta = self.settings.beta
+        return beta * log_sum_exp(prior + q[trees.last_edges] / beta, groups, count)
+
+    @torch.no_grad()
+    def targets(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
+        """Return what Q of each inner edge should be, from Q of the last edges below it: (E,).
+
+        Entries of last edges are Q itself.
+        """
+        targets = q.clone()
+        length = trees.paths.shape[1]
+        for j in range(length - 1):
+            inner = trees.paths[:, j + 1] >= 0  # candidates of more than j + 1 tokens
+            edges = trees.paths[inner, j]
+            prior = torch.where(trees.paths[inner, j + 1 :] >= 0, trees.prior[trees.paths[inner, j + 1 :]], 0.0).sum(-1)
+            targets[edges] = self._soft(prior, q[trees.last_edges[inner]], edges, len(q))[edges]
+        return targets
+
+    def _soft(self, prior: torch.Tensor, q: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
+        beta = self.settings.beta
+        return beta * log_sum_exp(prior + q / beta, groups, count)
+
+    @torch.no_grad()
+    def policy_outputs(self, queries: Sequence[Query]) -> list[PolicyOutput]:
+        new = [query for query in dict.fromkeys(queries) if query not in self._outputs]
+        if new:
+            trees = self.table.trees(self.table.numbers(new))
+            edges = self.edge_log_probs(trees, self.q(trees))
+            paths = torch.where(trees.paths >= 0, edges[trees.paths], 0.0).double().cpu().numpy()
+            for query, first in zip(new, trees.first_candidates, strict=True):
+                k, length = query.tree.mask.shape
+                tokens = paths[first : first + k, :length]
+                self._outputs[query] = PolicyOutput(tokens, tokens.sum(-1))
+        return [self._outputs[query] for query in queries]
+
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        own, metrics = self.settings, Metrics()
+        durations = rollout.durations if own.discount_by_time else np.ones_like(rollout.durations)
+        transitions = transitions_of(
+            rollout, self, self.table, self.gamma**durations, truncation_is_termination=own.truncation_is_termination
+        )
+        self.replay.add(transitions)
+        self.forget_outputs()
+        before = self.steps_learnt
+        self.steps_learnt += len(transitions.query)
+        updates = int(self.steps_learnt * own.updates_per_step) - int(before * own.updates_per_step)
+        for _ in range(updates):
+            self._update(metrics)
+        return metrics.means() | {"updates": float(updates), "replay": float(len(self.replay))}
+
+    def _update(self, metrics: Metrics) -> None:
+        """Take one step of Q on a minibatch: the last edges of taken actions, and all inner edges of their trees."""
+        own = self.settings
+        batch = self.replay.sample(own.batch_size, self.random)
+        numbers, place = np.unique(np.concatenate([batch.query, batch.next_query]), return_inverse=True)
+        ended = numbers[0] == -1
+        trees = self.table.trees(numbers[1:] if ended else numbers)
+        place = torch.from_numpy(place - ended).to(trees.prior.device)
+        with torch.no_grad():
+            target_q = self.target(trees)
+            values = torch.cat([self.action_values(trees, target_q), torch.zeros(1, device=target_q.device)])
+            inner = self.targets(trees, target_q)
+        size = own.batch_size
+        reward, discount = (
+            torch.from_numpy(column).float().to(target_q.device) for column in (batch.reward, batch.discount)
+        )
+        outcome = reward + discount * torch.where(place[size:] < 0, 0.0, values[place[size:]])
+        first = torch.from_numpy(trees.first_candidates).to(place.device)
+        taken = first[place[:size]] + torch.from_numpy(batch.choice).to(place.device)
+        q = self.q(trees)
+        loss = nn.functional.huber_loss(q[trees.last_edges[taken]], outcome, reduction="mean")
+        is_inner = torch.ones_like(q, dtype=torch.bool)
+        is_inner[trees.last_edges] = False
+        if is_inner.any():
+            loss = loss + nn.functional.huber_loss(q[is_inner], inner[is_inner], reduction="mean")
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.q.parameters(), own.max_grad_norm)
+        self.optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(self.target.parameters(), self.q.parameters(), strict=True):
+                slow.lerp_(fast, own.target_rate)
+        metrics.add(q_loss=loss.item(), q_mean=outcome.mean().item(), critic_grad_norm=float(norm))
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"queries": self.table.state(), "replay": self.replay.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self.table.load_state(state["queries"])
+        self.replay.load_state_dict(state["replay"])
+
+
+def log_sum_exp(values: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the log-sum-exp of the values of each group, −inf of an empty one: (E,) and int64 (E,) to (count,)."""
+    largest = torch.full((count,), -torch.inf, device=values.device).scatter_reduce(0, groups, values.detach(), "amax")
+    safe = torch.where(largest.isfinite(), largest, 0.0)
+    sums = torch.zeros_like(safe).index_add(0, groups, (values - safe[groups]).exp())
+    return safe + sums.log()
