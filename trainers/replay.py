@@ -14,9 +14,10 @@ from trainers.prefix_tree import Query, build_tree
 
 
 class Transitions(NamedTuple):
-    """B transitions, arrays (B,): query, taken candidate, reward, discount to the next query, next query.
+    """B transitions, arrays (B,): query, taken candidate, reward, discount to the next query, next query, bound.
 
-    Queries are numbers in a :class:`QueryTable`; the next one is −1 after a termination.
+    Queries are numbers in a :class:`QueryTable`; the next one is −1 after a termination. The bound is the discounted
+    return that followed in a terminated episode, −inf where it is not known.
     """
 
     query: np.ndarray
@@ -24,6 +25,7 @@ class Transitions(NamedTuple):
     reward: np.ndarray
     discount: np.ndarray
     next_query: np.ndarray
+    bound: np.ndarray
 
 
 class Replay:
@@ -37,18 +39,23 @@ class Replay:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._next = self._count = 0
-        self._columns = Transitions(*(np.zeros(capacity, dtype) for dtype in (int, int, float, float, int)))
+        self._columns = Transitions(*(np.zeros(capacity, dtype) for dtype in (int, int, float, float, int, float)))
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, transitions: Transitions) -> None:
-        """Append transitions; the oldest are overwritten."""
+    def add(self, transitions: Transitions) -> np.ndarray:
+        """Append transitions and return their places; the oldest are overwritten."""
         places = (self._next + np.arange(len(transitions.query))) % self.capacity
         for column, values in zip(self._columns, transitions, strict=True):
             column[places] = values
         self._next = int(self._next + len(places)) % self.capacity
         self._count = min(self.capacity, self._count + len(places))
+        return places
+
+    def set_bounds(self, places: np.ndarray, bounds: np.ndarray) -> None:
+        """Set the bounds of transitions."""
+        self._columns.bound[places] = bounds
 
     def sample(self, count: int, rng: np.random.Generator) -> Transitions:
         """Return ``count`` transitions, drawn uniformly with replacement."""
@@ -189,4 +196,5 @@ def transitions_of(
         rollout.rewards[steps],
         discounts[steps],
         next_query,
+        np.full(len(records), -np.inf),
     )

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from trainers.agent import Rollout
+from trainers.groups import returns_to_go
 from trainers.language_agent import LanguageAgent
 from trainers.metrics import Metrics
 from trainers.policy import PolicyOutput
@@ -102,6 +103,7 @@ class SoftQ(LanguageAgent):
         self.saved |= {"q": self.q, "target": self.target, "optimizer": self.optimizer}
         self.table = QueryTable(self)
         self.replay = Replay(own.replay_capacity)
+        self._running: list[list[tuple[int, float, float]]] = []
 
     def edge_log_probs(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
         """Return log π of each edge: the prior, reweighted by exp(Q / β) and normalised at each node; (E,)."""
@@ -156,7 +158,7 @@ class SoftQ(LanguageAgent):
         transitions = transitions_of(
             rollout, self, self.table, self.gamma**durations, truncation_is_termination=own.truncation_is_termination
         )
-        self.replay.add(transitions)
+        self._bound(rollout, self.gamma**durations, self.replay.add(transitions))
         self.forget_outputs()
         before = self.steps_learnt
         self.steps_learnt += len(transitions.query)
@@ -164,6 +166,20 @@ class SoftQ(LanguageAgent):
         for _ in range(updates):
             self._update(metrics)
         return metrics.means() | {"updates": float(updates), "replay": float(len(self.replay))}
+
+    def _bound(self, rollout: Rollout, discounts: np.ndarray, places: np.ndarray) -> None:
+        """Give the transitions of terminated episodes their returns as lower bounds of Q."""
+        place = np.zeros(rollout.rewards.shape, dtype=np.int64)
+        place[rollout.valid] = places
+        self._running = self._running or [[] for _ in range(rollout.rewards.shape[1])]
+        for t, n in np.argwhere(rollout.valid).tolist():
+            episode = self._running[n]
+            episode.append((int(place[t, n]), float(rollout.rewards[t, n]), float(discounts[t, n])))
+            if rollout.terminated[t, n]:
+                own, rewards, gammas = map(np.array, zip(*episode, strict=True))
+                self.replay.set_bounds(own, returns_to_go(rewards, gammas))
+            if rollout.terminated[t, n] or rollout.truncated[t, n]:
+                self._running[n] = []
 
     def _update(self, metrics: Metrics) -> None:
         """Take one step of Q on a minibatch: the last edges of taken actions, and all inner edges of their trees."""
@@ -182,6 +198,7 @@ class SoftQ(LanguageAgent):
             torch.from_numpy(column).float().to(target_q.device) for column in (batch.reward, batch.discount)
         )
         outcome = reward + discount * torch.where(place[size:] < 0, 0.0, values[place[size:]])
+        outcome = torch.maximum(outcome, torch.from_numpy(batch.bound).float().to(outcome.device))
         first = torch.from_numpy(trees.first_candidates).to(place.device)
         taken = first[place[:size]] + torch.from_numpy(batch.choice).to(place.device)
         q = self.q(trees)
