@@ -119,11 +119,13 @@ class QueryTable:
         self._queries: dict[Query, int] = {}
         self._features: list[torch.Tensor] = []
         self._prior: list[torch.Tensor] = []
+        self._all: Trees | None = None
 
     def numbers(self, queries: Sequence[Query]) -> np.ndarray:
         """Return the numbers of queries, int64 array; new ones are added."""
         new = [query for query in dict.fromkeys(queries) if query not in self._queries]
         if new:
+            self._all = None
             self._queries |= {query: len(self._queries) + n for n, query in enumerate(new)}
             self._features += [own.float() for own in self._agent.language_model.features(new)]
             for query, output in zip(new, self._agent.policy.outputs(new), strict=True):
@@ -131,6 +133,15 @@ class QueryTable:
                 prior[query.tree.paths[query.tree.mask]] = output.token_log_probs[query.tree.mask]
                 self._prior.append(torch.from_numpy(prior).float().to(self._agent.language_model.device))
         return np.array([self._queries[query] for query in queries], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def all_trees(self) -> Trees:
+        """Return the trees of all queries as flat arrays, kept until a query is added."""
+        if self._all is None:
+            self._all = self.trees(np.arange(len(self)))
+        return self._all
 
     def trees(self, numbers: np.ndarray) -> Trees:
         """Return the trees of queries as flat arrays."""

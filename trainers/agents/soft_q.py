@@ -185,10 +185,15 @@ class SoftQ(LanguageAgent):
         """Take one step of Q on a minibatch: the last edges of taken actions, and all inner edges of their trees."""
         own = self.settings
         batch = self.replay.sample(own.batch_size, self.random)
-        numbers, place = np.unique(np.concatenate([batch.query, batch.next_query]), return_inverse=True)
-        ended = numbers[0] == -1
-        trees = self.table.trees(numbers[1:] if ended else numbers)
-        place = torch.from_numpy(place - ended).to(trees.prior.device)
+        query, next_query = batch.query, batch.next_query
+        if len(self.table) <= own.batch_size:
+            trees = self.table.all_trees()
+        else:
+            numbers = np.unique(np.concatenate([query, next_query[next_query >= 0]]))
+            trees = self.table.trees(numbers)
+            query = np.searchsorted(numbers, query)
+            next_query = np.where(next_query < 0, -1, np.searchsorted(numbers, next_query))
+        place = torch.from_numpy(np.concatenate([query, next_query])).to(trees.prior.device)
         with torch.no_grad():
             target_q = self.target(trees)
             values = torch.cat([self.action_values(trees, target_q), torch.zeros(1, device=target_q.device)])
