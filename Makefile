@@ -23,7 +23,7 @@ ALL_LEVELS := poad,ntpo,twosome
 UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"VirtualHome-{task}-v0" for task in tasks))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-generalization bench-datascicoding paper report throughput gpu-check test lint format clean
+.PHONY: help setup bench bench-generalization bench-datascicoding paper report throughput gpu-check test docs lint format clean
 
 help:
 	@echo "make bench        compare agents; sets up what it needs, draws curves and a table into runs/"
@@ -42,6 +42,7 @@ help:
 	@echo "make report RUNS='runs/... runs/...'"
 	@echo "                  one HTML page of finished runs"
 	@echo "make test         run the tests"
+	@echo "make docs         build the documentation into docs/_build/html"
 	@echo "make throughput   measure the speed of the worlds, of credit, of packed against naive scoring, of the sandbox"
 	@echo "make gpu-check    measure what only a GPU can show, in ten minutes; PYTHON=... is used as it is, with no set-up"
 	@echo "make lint         ruff and mypy"
@@ -54,7 +55,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up $(VENV); the first time this takes a few minutes."
 	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	"$$PYTHON" -m venv $(VENV)
-	set -f; $(BIN)/python -m pip install $$PIP_OPTIONS -c constraints.txt -e ".[train,data,quantization,evaluation,render,tracking,dev]"
+	set -f; $(BIN)/python -m pip install $$PIP_OPTIONS -c constraints.txt -e ".[train,data,quantization,evaluation,render,tracking,docs,dev]"
 	@touch $@
 
 bench: $(INSTALLED)
@@ -100,6 +101,10 @@ endif
 test: $(INSTALLED)
 	set -f; $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $$ARGS
 
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build/html
+	$(BIN)/python docs/check_pages.py docs/_build/html
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -110,5 +115,5 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build docs/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find lang_envs trainers benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

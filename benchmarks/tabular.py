@@ -44,7 +44,7 @@ def explore(env_id: str) -> list[Situation]:
             if terminated:
                 outcomes[action] = Outcome(float(reward), None)
                 continue
-            reached = {"fields": environment.state["fields"] | {"_steps": 0}, "random": start["random"]}
+            reached = {"fields": environment.state["fields"] | {"steps": 0}, "random": start["random"]}
             if _key(reached) not in known:
                 known[_key(reached)] = len(seen)
                 seen.append((reached, after, info["available_actions"]))
@@ -54,7 +54,7 @@ def explore(env_id: str) -> list[Situation]:
 
 
 def _key(state: dict[str, Any]) -> Any:
-    return state["fields"]["_household_state"]
+    return state["fields"]["household_state"]
 
 
 def follow(situations: Sequence[Situation], actions: Sequence[str]) -> int:

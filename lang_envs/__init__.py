@@ -1,4 +1,4 @@
-"""Environments for language agents. Importing this package registers every id with Gymnasium."""
+"""Text environments for language agents. Importing this package registers every id with Gymnasium."""
 
 from lang_envs.core import LanguageEnv, Transition
 from lang_envs.registration import ENVIRONMENTS, register_environments

@@ -1,7 +1,15 @@
-"""``python -m lang_envs list`` shows the environments, ``play ID`` lets a person play one, ``solve ID`` plans in it.
+"""The command line of lang-envs: ``python -m lang_envs COMMAND``.
 
-``datasets`` shows the data sets of DataSciCoding, ``fetch NAME`` downloads them; ``doctor`` shows how well this machine
-can isolate programs.
+============  =======================================================================
+command       what it does
+============  =======================================================================
+``list``      lists all environments
+``play``      lets a person play an environment in the terminal
+``solve``     finds the shortest solution and the best return of an environment
+``datasets``  lists the data sets of DataSciCoding
+``fetch``     downloads data sets
+``doctor``    shows how well this machine can isolate programs
+============  =======================================================================
 """
 
 from __future__ import annotations
@@ -25,72 +33,19 @@ from lang_envs.sandbox import SandboxError
 from lang_envs.sandbox.doctor import examine
 
 KNOWN = ENVIRONMENTS | TEMPLATES
+_STATES_BETWEEN_REPORTS = 500
+_NEAREST = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m lang_envs",
-        description="The environments of lang-envs, and ways for a person to look into them.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser(
-        "list",
-        help="show every environment: id, number of phrases, best known return, summary",
-        description="Show every environment. A return is discounted as the environment's published returns are.",
-    )
-    one_env = argparse.ArgumentParser(add_help=False)
-    one_env.add_argument(
-        "id",
-        help="an environment's id, as `list` shows it, for example Overcooked-tomato-salad-v0, or module:ID of one that a "
-        "module registers",
-    )
-    one_env.add_argument(
-        "--set",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="an argument of the environment, for example task=chores.yaml for VirtualHome-v0",
-    )
-    player = commands.add_parser(
-        "play",
-        parents=[one_env],
-        help="play an environment in the terminal",
-        description="Play an environment in the terminal: answer with the number of an action or with its phrase, q to quit.",
-    )
-    player.add_argument("--seed", type=int, help="seed of the episode; without it, a random one")
-    player.add_argument(
-        "--render",
-        choices=("ansi", "none"),
-        default="ansi",
-        help="ansi: show the whole environment beside what the agent is told, where the environment can be shown (default); "
-        "none: only what the agent is told",
-    )
-    solver = commands.add_parser(
-        "solve",
-        parents=[one_env],
-        help="find the shortest solution and the best return of a finite environment",
-        description="Try everything in a finite environment: the shortest solution, the best discounted return, and how many "
-        "situations there are. Step limits play no part.",
-    )
-    commands.add_parser(
-        "datasets",
-        help="show the data sets of DataSciCoding: where they come from, their size, and where they are now",
-        description="Show the data sets of DataSciCoding: source, size after pruning, and where they are now.",
-    )
-    fetcher = commands.add_parser(
-        "fetch",
-        help="download data sets from OpenML and Kaggle",
-        description="Download data sets into the cache. It may be stopped and run again at any point.",
-    )
-    fetcher.add_argument(
-        "names", nargs="+", metavar="NAME", help="a set, as `datasets` shows it, or openml:ID, or kaggle:owner/name"
-    )
-    fetcher.add_argument("--force", action="store_true", help="download even what is here already")
-    commands.add_parser(
-        "doctor",
-        help="show how well this machine can isolate programs",
-        description="Show every layer that the sandbox puts around a program, and which of them this machine has.",
-    )
+    """Run a command; return its exit code.
+
+    Raises
+    ------
+    SystemExit
+        With code 2 if the command line is invalid.
+    """
+    parser, player, solver = _parsers()
     options = parser.parse_args(arguments)
     if options.command == "list":
         _list()
@@ -101,61 +56,131 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "fetch":
         return _fetch(options.names, options.force)
     if options.command == "doctor":
-        well, report = examine()
+        can_isolate, report = examine()
         print("\n".join(report))
-        return 0 if well else 1
-    chosen = player if options.command == "play" else solver
-    name = options.id.removeprefix("lang_envs:")
-    if name not in KNOWN and ":" not in name:
-        chosen.error(_unknown(name))
-    try:
-        given = dict(map(named_value, options.set))
-    except ValueError as error:
-        chosen.error(f"--set {error}")
-    if name in KNOWN:
-        env_class: Any = load_env_creator(KNOWN[name].entry_point)
-        takes = [argument for argument in inspect.signature(env_class).parameters if argument != "render_mode"]
-        if strange := [argument for argument in given if argument not in takes]:
-            chosen.error(f"--set {strange[0]}: {name} takes {', '.join(takes)}")
-        given["interface"] = "text"
-        if options.command == "play" and options.render == "ansi" and "ansi" in env_class.metadata["render_modes"]:
-            given["render_mode"] = "ansi"
-    if options.command == "play" and options.seed is not None and options.seed < 0:
-        player.error(f"--seed {options.seed} is negative")
-    try:
-        env = gym.make(name, **given)
-    except (ImportError, gym.error.Error, ValueError, TypeError, OSError, SandboxError) as error:
-        chosen.error(str(error))  # what is given with --set may not fit
-    if name not in KNOWN:
-        env = env.unwrapped  # the text environment below its tokens
-        if not isinstance(env, LanguageEnv):
-            chosen.error(
-                f"{name} is a {type(env).__name__}, and this is for environments that are a lang_envs.LanguageEnv"
-            )
+        return 0 if can_isolate else 1
     if options.command == "play":
-        play(env, options.seed)
+        play(_make(options, player), options.seed)
         return 0
     try:
-        _solve(env)
-    except ValueError as error:  # no environment for a planner, or a task whose menu leads into nothing
+        _solve(_make(options, solver))
+    except ValueError as error:  # not finite, or a menu without available phrases
         solver.error(str(error))
     return 0
 
 
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Return the parser of the command line, and those of ``play`` and ``solve``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lang_envs",
+        description="List, play and solve the environments of lang-envs, and prepare this machine for them.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser(
+        "list",
+        help="list all environments: id, number of phrases, best return, summary",
+        description="List all environments. The best return is discounted with the environment's own discount.",
+    )
+    one_env = argparse.ArgumentParser(add_help=False)
+    one_env.add_argument(
+        "id",
+        help="id of an environment, as `list` shows it, for example Overcooked-tomato-salad-v0; or module:ID for an "
+        "environment that your module registers",
+    )
+    one_env.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="set an argument of the environment, for example task=chores.yaml for VirtualHome-v0",
+    )
+    player = commands.add_parser(
+        "play",
+        parents=[one_env],
+        help="play an environment in the terminal",
+        description="Play an environment in the terminal. Type the number of a phrase or the phrase; q quits.",
+    )
+    player.add_argument("--seed", type=int, help="seed of the episode, 0 or greater (default: random)")
+    player.add_argument(
+        "--render",
+        choices=("ansi", "none"),
+        default="ansi",
+        help="ansi: show the state of the environment above each observation, if it can be rendered (default); none: "
+        "show observations only",
+    )
+    solver = commands.add_parser(
+        "solve",
+        parents=[one_env],
+        help="find the shortest solution and the best return of an environment with finitely many states",
+        description="Search all states of an environment. Print their number, the shortest solution, the best "
+        "discounted return, and how to earn it. Step limits of episodes are ignored.",
+    )
+    commands.add_parser(
+        "datasets",
+        help="list the data sets of DataSciCoding: size, source, and place on this machine",
+        description="List the data sets of DataSciCoding: size after pruning, source, and place on this machine.",
+    )
+    fetcher = commands.add_parser(
+        "fetch",
+        help="download data sets from OpenML and Kaggle",
+        description="Download data sets into the cache. You can interrupt the command and run it again.",
+    )
+    fetcher.add_argument(
+        "names", nargs="+", metavar="NAME", help="name of a data set in `datasets`, openml:ID or kaggle:owner/name"
+    )
+    fetcher.add_argument("--force", action="store_true", help="download data sets that are on this machine, too")
+    commands.add_parser(
+        "doctor",
+        help="show how well this machine can isolate programs",
+        description="Show the layers of isolation around a program, and which of them this machine has.",
+    )
+    return parser, player, solver
+
+
+def _make(options: argparse.Namespace, parser: argparse.ArgumentParser) -> gym.Env[str, str]:
+    """Make the text environment of a command line; exit with an error message if that fails."""
+    name = options.id.removeprefix("lang_envs:")
+    if name not in KNOWN and ":" not in name:
+        parser.error(_unknown(name))
+    try:
+        given = dict(map(named_value, options.set))
+    except ValueError as error:
+        parser.error(f"--set {error}")
+    if name in KNOWN:
+        env_class: Any = load_env_creator(KNOWN[name].entry_point)
+        known = [argument for argument in inspect.signature(env_class).parameters if argument != "render_mode"]
+        if strange := [argument for argument in given if argument not in known]:
+            parser.error(f"--set {strange[0]}: {name} has the arguments {', '.join(known)}")
+        given["interface"] = "text"
+        if options.command == "play" and options.render == "ansi" and "ansi" in env_class.metadata["render_modes"]:
+            given["render_mode"] = "ansi"
+    if options.command == "play" and options.seed is not None and options.seed < 0:
+        parser.error(f"--seed {options.seed} is negative: expected 0 or greater")
+    try:
+        env = gym.make(name, **given)
+    except (ImportError, gym.error.Error, ValueError, TypeError, OSError, SandboxError) as error:
+        parser.error(str(error))  # values of --set can be invalid
+    if name not in KNOWN:
+        env = env.unwrapped  # the text environment without token ids
+        if not isinstance(env, LanguageEnv):
+            parser.error(f"{name} is a {type(env).__name__}, expected a subclass of lang_envs.LanguageEnv")
+    return env
+
+
 def _solve(env: gym.Env[str, str]) -> None:
-    environment = env.unwrapped
-    assert isinstance(environment, LanguageEnv) and env.spec is not None
+    language_env = env.unwrapped
+    assert isinstance(language_env, LanguageEnv) and env.spec is not None
     last = [0]
 
     def show(searched: int, known: int) -> None:
-        if sys.stderr.isatty() and (searched - last[0] >= 500 or searched == known):
+        if sys.stderr.isatty() and (searched - last[0] >= _STATES_BETWEEN_REPORTS or searched == known):
             last[0] = searched
-            print(f"\r{searched:,} of {known:,} situations known so far\033[K", end="", file=sys.stderr, flush=True)
+            print(f"\rsearched {searched:,} of {known:,} known states\033[K", end="", file=sys.stderr, flush=True)
 
-    found = solve(environment, on_state=show)
+    found = solve(language_env, on_state=show)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    print(f"{env.spec.id}: {found.states:,} reachable situations, the ends of episodes included")
+    print(f"{env.spec.id}: {found.states:,} reachable states, including the ends of episodes")
     if found.shortest is None:
         print("No sequence of phrases leads to success.")
     else:
@@ -164,12 +189,12 @@ def _solve(env: gym.Env[str, str]) -> None:
         env.reset(seed=0)
         over = next(k for k, phrase in enumerate(found.shortest) if any(env.step(phrase)[2:4]))
         if over < len(found.shortest) - 1:
-            print(f"That is longer than an episode, which ends after action {over + 1}.")
-    print(f"Best return {found.optimal_return:.6f} (discounted by {environment.discount} a step)")
+            print(f"The solution is longer than an episode, which ends after action {over + 1}.")
+    print(f"Best return {found.optimal_return:.6f} ({_discount(language_env)})")
     if found.best is None and found.optimal_return > 0:
-        print("No episode that ends earns it: it is approached by going on forever.")
+        print("No finite episode earns this return: longer and longer episodes approach it.")
     elif found.best is not None and found.best != found.shortest:
-        print("is earned by:")
+        print("Phrases that earn it:")
         _number(found.best)
 
 
@@ -180,15 +205,15 @@ def _number(phrases: Sequence[str]) -> None:
 
 def _list() -> None:
     rows = [("id", "phrases", "best return", "summary")]
-    for name, environment in ENVIRONMENTS.items():
-        if not environment.finite:
-            rows.append((name, "any text", "unknown", environment.summary))
+    for name, entry in ENVIRONMENTS.items():
+        if not entry.finite:
+            rows.append((name, "any text", "unknown", entry.summary))
             continue
         env = gym.make(name, interface="text").unwrapped
         assert isinstance(env, LanguageEnv)
         best = "unknown" if env.optimal_return is None else f"{env.optimal_return:.4f}"
-        rows.append((name, str(len(env.action_names)), best, environment.summary))
-    rows += [(name, "", "", environment.summary) for name, environment in TEMPLATES.items()]
+        rows.append((name, str(len(env.action_names)), best, entry.summary))
+    rows += [(name, "", "", entry.summary) for name, entry in TEMPLATES.items()]
     _table(rows, "<>><")
 
 
@@ -200,7 +225,7 @@ def _table(rows: Sequence[Sequence[str]], sides: str) -> None:
 
 
 def _datasets() -> None:
-    rows: list[Sequence[str]] = [("name", "rows", "features", "classes", "source", "where it is now")]
+    rows: list[Sequence[str]] = [("name", "rows", "features", "classes", "source", "place on this machine")]
     for name, entry in DATASETS.items():
         size = [entry.rows, entry.features, entry.classes]
         try:
@@ -209,9 +234,9 @@ def _datasets() -> None:
                 found = load_dataset(name)
                 size = [*found.x.shape, int(found.y.max()) + 1]
         except (ValueError, OSError) as error:
-            place = f"can't be used: {error}"
+            place = f"invalid: {error}"
         numbers = ("?" if number is None else str(number) for number in size)
-        rows.append((name, *numbers, entry.source, place or f"not here: python -m lang_envs fetch {name}"))
+        rows.append((name, *numbers, entry.source, place or f"none; run: python -m lang_envs fetch {name}"))
     _table(rows, "<>>><<")
 
 
@@ -219,30 +244,30 @@ def _fetch(names: Sequence[str], force: bool) -> int:
     failures = 0
     for name in dict.fromkeys(names):
         try:
-            with _progress() as tell:
-                outcome = _fetched(name, force, tell)
-            print(f"{name}: {outcome}")
+            with _progress() as report:
+                result = _fetch_one(name, force, report)
+            print(f"{name}: {result}")
         except (ValueError, OSError, ImportError) as error:
             failures += 1
             print(f"{name}: {error}", file=sys.stderr)
         except KeyboardInterrupt:
-            print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
+            print(f"{name}: interrupted; run the same command again to continue", file=sys.stderr)
             return 130
     return min(failures, 1)
 
 
-def _fetched(name: str, force: bool, tell: Callable[[str], None]) -> str:
+def _fetch_one(name: str, force: bool, report: Callable[[str], None]) -> str:
     if not force and find(name).kind in ("openml", "kaggle"):
-        with contextlib.suppress(ValueError):  # what is damaged in the cache is fetched anew
+        with contextlib.suppress(ValueError):  # a damaged file in the cache is downloaded again
             place = place_of(name)
             if place in ("data folder", "generated"):
-                return f"needs no fetching ({place}); --force fetches it all the same"
-    return str(fetch(name, force=force, progress=tell))
+                return f"no download needed ({place}); --force downloads it"
+    return str(fetch(name, force=force, progress=report))
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Show what goes on: a line that says since when, on a terminal with rich; plain lines elsewhere."""
+    """Show progress: on a terminal with rich, the present phase and its time; elsewhere, a line for each phase."""
     try:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     except ImportError:
@@ -260,15 +285,23 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 def _unknown(name: str) -> str:
     by_lower_case = {known.lower(): known for known in KNOWN}
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
-    hint = f"; did you mean {by_lower_case[near[0]]}?" if near else "."
-    return f"there is no environment {name!r}{hint} The environments are:\n  " + "\n  ".join(KNOWN)
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=_NEAREST, cutoff=0.5)
+    hint = f" The nearest ids are {', '.join(by_lower_case[match] for match in near)}." if near else ""
+    return f"there is no environment {name!r}.{hint} `python -m lang_envs list` lists all."
 
 
 def play(env: gym.Env[str, str], seed: int | None = None) -> None:
-    """Let a person play one episode of a text environment at the terminal."""
-    environment = env.unwrapped
-    assert isinstance(environment, LanguageEnv)
+    """Let a person play one episode in the terminal.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        A text environment, a :class:`lang_envs.LanguageEnv`, wrapped or not.
+    seed : int, optional
+        Seed of the episode.
+    """
+    language_env = env.unwrapped
+    assert isinstance(language_env, LanguageEnv)
     text, info = env.reset(seed=seed)
     earned, elapsed, ended = 0.0, 0, False
     try:
@@ -279,20 +312,22 @@ def play(env: gym.Env[str, str], seed: int | None = None) -> None:
                 break
             text, reward, terminated, truncated, info = env.step(action)
             ended, lasted = terminated or truncated, info.get("primitive_steps", 1)
-            earned += environment.discount**elapsed * float(reward)
+            earned += language_env.discount**elapsed * float(reward)
             elapsed += lasted
-            print(f"\nReward {float(reward):+.4f}   primitive steps {lasted}, in all {elapsed}   return {earned:.4f}")
+            print(f"\nReward {float(reward):+.4f}   primitive steps {lasted}, total {elapsed}   return {earned:.4f}")
     except (EOFError, KeyboardInterrupt):
         print()
     if not ended:
-        print(f"You left after {elapsed} primitive steps with a return of {earned:.4f}. Goodbye.")
+        print(f"You quit after {elapsed} primitive steps with a return of {earned:.4f}.")
         return
     _show(env, text)
-    outcome = "Success" if info.get("success", terminated) else "No success" + ": the time is over" * bool(truncated)
-    best = "" if environment.optimal_return is None else f", at best {environment.optimal_return:.4f}"
-    print(
-        f"{outcome}. {elapsed} primitive steps; return {earned:.4f} (discounted by {environment.discount} a step){best}."
-    )
+    result = "Success" if info.get("success", terminated) else "No success" + ": the time is over" * bool(truncated)
+    best = "" if language_env.optimal_return is None else f", best return {language_env.optimal_return:.4f}"
+    print(f"{result}. {elapsed} primitive steps; return {earned:.4f} ({_discount(language_env)}){best}.")
+
+
+def _discount(env: LanguageEnv) -> str:
+    return f"discount {env.discount} per primitive step"
 
 
 def _show(env: gym.Env[str, str], text: str) -> None:
@@ -304,9 +339,9 @@ def _show(env: gym.Env[str, str], text: str) -> None:
 
 
 def _ask(phrases: Sequence[str] | None) -> str | None:
-    """What the person wants to do: one of the phrases, any text where there are none to choose from, None to quit."""
+    """Ask the person for an action: a phrase, or any text if there are no phrases; None to quit."""
     if phrases is None:
-        print("\nWrite anything, of as many lines as you like; a line with nothing but a dot ends it, q quits.")
+        print("\nType any text of one or more lines, then a line with only a dot; q quits.")
         lines: list[str] = []
         while (line := input("> ")) != "." or not lines:
             if line.strip() == "q" and not lines:
@@ -324,7 +359,7 @@ def _ask(phrases: Sequence[str] | None) -> str | None:
             return phrases[int(answer) - 1]
         near = difflib.get_close_matches(answer, phrases, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        print(f"{answer!r} can't be done here. Answer with a number from 1 to {len(phrases)}, a phrase, or q.{hint}")
+        print(f"{answer!r} is not available. Type a number from 1 to {len(phrases)}, a phrase, or q.{hint}")
     return None
 
 

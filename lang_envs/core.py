@@ -1,4 +1,4 @@
-"""The base class of every environment. It speaks text; :class:`lang_envs.TokenEnv` turns text into token ids."""
+"""The base class of every environment. Its actions and observations are text; :class:`TokenEnv` adds token ids."""
 
 from __future__ import annotations
 
@@ -13,62 +13,125 @@ from gymnasium.spaces import Text
 from lang_envs.tokenizer import Tokenizer
 
 TEXT_CHARACTERS = string.printable
-"""The characters that the environments' own text is made of."""
+"""The characters of observations and actions: printable ASCII."""
 ACTION_MAX_CHARACTERS = 256
 
 
 class Transition(NamedTuple):
-    """The result of one time step.
+    """What one step changes, returned by :meth:`LanguageEnv.advance`.
 
-    ``info`` may contain, besides entries of the environment's own:
+    These entries of ``info`` have a meaning for training and for the planner; all are optional:
 
-    - ``success`` (bool): whether the episode was successful, at its end;
-    - ``primitive_steps`` (int): units of environment time that the step took; 1 if absent;
-    - ``metrics`` (dict of str to float or str): training reports the mean of each over the steps that have it, and the
-      first one of words;
-    - ``artifact`` (dict with ``score``, ``file`` and ``text``): training writes the one with the highest score of a run
-      as a file into the run's folder.
+    - ``success`` (bool): whether the task is done; default ``terminated``.
+    - ``primitive_steps`` (int): units of time that the step took; default 1.
+    - ``metrics`` (dict of str to float or str): training reports the mean of each number over the steps that have it,
+      and the first of each text.
+    - ``artifact`` (dict with ``score``, ``file`` and ``text``): training writes the text with the highest score of a
+      run to that file in the run's folder.
     """
 
     reward: float
     terminated: bool
+    """Whether the episode ends because of a rule of the environment, such as success."""
     truncated: bool
+    """Whether the episode ends because its time is over."""
     info: dict[str, Any]
+    """Further entries of the ``info`` that ``step`` returns."""
 
 
 class LanguageEnv(gym.Env[str, str]):
-    """An environment that describes itself in text and is acted upon in text.
+    """A Gymnasium environment whose observations and actions are text.
 
-    An environment sets the attributes below and implements ``start``, ``advance``, ``narrate`` and, where not every phrase
-    is always available, ``available_action_ids``. Everything Gymnasium asks for is done here.
+    A new environment is a subclass that implements three methods (*hooks*): :meth:`start` begins an episode,
+    :meth:`advance` performs an action, and :meth:`narrate` describes the state. This class implements the rest of
+    Gymnasium's interface. A complete environment::
+
+        from lang_envs import LanguageEnv, Transition
+
+        class Door(LanguageEnv):
+            action_names = ("open the door", "walk through the door")
+            state_fields = ("is_open",)
+
+            def __init__(self):
+                super().__init__(max_text_length=40)
+
+            def start(self, options):
+                self.is_open = bool(self.np_random.random() < 0.1)
+
+            def advance(self, action):
+                through = action == 1 and self.is_open
+                self.is_open = self.is_open or action == 0
+                return Transition(reward=float(through), terminated=through, truncated=False, info={})
+
+            def narrate(self):
+                return "The door is open." if self.is_open else "The door is closed."
+
+    Register it with ``gym.register("Door-v0", entry_point=lambda: TokenEnv(Door()))``. Observations of
+    ``gym.make("Door-v0")`` are then token ids; without ``TokenEnv`` they are text. To play it, run
+    ``python -m lang_envs play my_module:Door-v0``.
+
+    Most environments have a fixed list of *phrases* (``action_names``); at each step some of them are *available*. An
+    environment without ``action_names`` accepts any text as an action.
+
+    =============================  ==============================================  ====================================
+    hook                           called                                          implement it
+    =============================  ==============================================  ====================================
+    :meth:`start`                  by ``reset``                                    always
+    :meth:`advance`                by ``step``                                     always
+    :meth:`narrate`                after each of them                              always
+    :meth:`available_action_ids`   after each of them                              if not all phrases are available
+    :meth:`symbolic_observation`   by non-language agents and by tests             if the state has a vector form
+    :meth:`random_text`            by random agents                                if any text is an action
+    :meth:`configure_tokenizer`    once, by :class:`lang_envs.TokenEnv`            if the text depends on the tokenizer
+    :meth:`prefetch`               before ``step``, in :func:`lang_envs.make_vec`  if a step waits for something slow
+    =============================  ==============================================  ====================================
+
+    Parameters
+    ----------
+    max_text_length : int
+        Number of characters of the longest observation.
+    max_action_length : int
+        Number of characters of the longest action.
+    render_mode : str, optional
+        One of ``metadata["render_modes"]``.
 
     Attributes
     ----------
     action_names : tuple of str
-        Every phrase of the environment, in index order; empty where any text is an action.
+        Every phrase, in index order; empty where any text is an action. No phrase starts or ends with a space.
     discount : float
-        Discount of one unit of time with which the environment's published returns are counted. A step lasts
-        ``info["primitive_steps"]`` units, one where that is absent.
+        Discount per unit of time of the environment's published returns. A step lasts ``info["primitive_steps"]``
+        units of time; one unit where that entry is absent.
     optimal_return : float or None
-        Best discounted return from the start, where known.
+        Best discounted return from the start, where it is known.
     symbolic_fields : tuple of str
         Names of the entries of :meth:`symbolic_observation`.
     text_parts : tuple of tuple of str, or None
-        Every observation is one choice from each part, joined without anything between; None where text is open-ended.
+        Every observation is one text from each part, concatenated. :class:`lang_envs.TokenEnv` computes the length of
+        its observation space from them. None where observations are open-ended.
+    state_fields : tuple of str, or None
+        Names of the attributes that change during an episode; :attr:`state` saves and restores them. None: the
+        environment cannot be saved, and neither can a run of training in it.
+    clock_fields : tuple of str
+        Those of ``state_fields`` that only count time. The planner treats states that differ only in them as equal.
+    metadata : dict
+        Gymnasium's; ``render_modes`` lists the modes that the environment's ``render`` knows.
+
+    Raises
+    ------
+    ValueError
+        If ``render_mode`` is not one of ``metadata["render_modes"]``.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012 — as Gymnasium declares it
+    metadata: dict[str, Any] = {"render_modes": [], "render_fps": 2}  # noqa: RUF012
 
     action_names: tuple[str, ...] = ()
     discount: float = 1.0
     optimal_return: float | None = None
     symbolic_fields: tuple[str, ...] = ()
     text_parts: tuple[tuple[str, ...], ...] | None = None
-
     state_fields: ClassVar[tuple[str, ...] | None] = None
-    """Names of the attributes that change during an episode; without them there is no :attr:`state`."""
     clock_fields: ClassVar[tuple[str, ...]] = ()
-    """Those of them that only count time: situations that differ in nothing else are one to the planner."""
 
     def __init__(
         self, *, max_text_length: int, max_action_length: int = ACTION_MAX_CHARACTERS, render_mode: str | None = None
@@ -80,45 +143,139 @@ class LanguageEnv(gym.Env[str, str]):
         self.action_space = Text(max_action_length, min_length=0, charset=TEXT_CHARACTERS)
         self._running = False
 
-    # ------------------------------------------------------------------------------------- what an environment implements
+    # ------------------------------------------------------------------------------------------------------- hooks
 
     def start(self, options: dict[str, Any]) -> None:
-        """Begin an episode; draw what is random from ``self.np_random``."""
+        """Set the state at the beginning of an episode. Called by ``reset``.
+
+        Parameters
+        ----------
+        options : dict
+            The ``options`` of ``reset``; empty if there are none.
+
+        Notes
+        -----
+        Draw random numbers from ``self.np_random`` only; ``reset`` has seeded it.
+        """
         raise NotImplementedError
 
     def advance(self, action: int | str | None) -> Transition:
-        """Let one time step pass.
+        """Perform an action: change the state by one step. Called by ``step``.
 
-        ``action`` is the index of an available phrase, or None where an unavailable phrase was said (time passes and
-        nothing else changes); the text itself in an environment without ``action_names``.
+        Parameters
+        ----------
+        action : int, str or None
+            Index in ``action_names`` of an available phrase. None if the agent's text is not an available phrase: time
+            passes, and nothing else should change. In an environment without ``action_names``, the agent's text.
+
+        Returns
+        -------
+        Transition
+            Reward, terminated, truncated and further entries of ``info``.
         """
         raise NotImplementedError
 
     def narrate(self) -> str:
-        """The present observation in words."""
-        raise NotImplementedError
+        """Describe the state. Called after :meth:`start` and after :meth:`advance`.
 
-    def symbolic_observation(self) -> np.ndarray:
-        """The present observation as an int64 array of shape ``(len(symbolic_fields),)``."""
+        Returns
+        -------
+        str
+            The observation: 1 to ``max_text_length`` characters of printable ASCII.
+        """
         raise NotImplementedError
 
     def available_action_ids(self) -> tuple[int, ...]:
-        """Indices of the phrases that can be said now; all of them unless an environment says otherwise."""
+        """List the phrases that are available in the present state. Called after :meth:`start` and :meth:`advance`.
+
+        Returns
+        -------
+        tuple of int
+            Indices in ``action_names``, ascending; at least one while an episode runs. Default: all.
+        """
         return tuple(range(len(self.action_names)))
 
+    def symbolic_observation(self) -> np.ndarray:
+        """Describe the present state as numbers, for agents without a language model.
+
+        Returns
+        -------
+        int64 array of shape ``(len(symbolic_fields),)``
+
+        Raises
+        ------
+        NotImplementedError
+            By default: the environment has no such form.
+        """
+        raise NotImplementedError
+
     def random_text(self, rng: np.random.Generator) -> str:
-        """What a random policy says in an environment where any text is an action."""
+        """Draw an action for a random agent, in an environment without ``action_names``.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+            The agent's generator; draw from it only.
+
+        Returns
+        -------
+        str
+            An action of at most ``max_action_length`` characters.
+
+        Raises
+        ------
+        NotImplementedError
+            By default.
+        """
         raise NotImplementedError
 
     def configure_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Learn with which tokenizer this environment is going to be read, where that matters to how it speaks."""
+        """Adapt to the tokenizer that will read the observations. Called once by :class:`lang_envs.TokenEnv`.
+
+        DataSciCoding chooses its prompt style here. Default: do nothing.
+
+        Parameters
+        ----------
+        tokenizer : Tokenizer
+            The tokenizer of the agent.
+
+        Raises
+        ------
+        ValueError
+            If the environment cannot be used with this tokenizer.
+        """
 
     def prefetch(self, action: str) -> None:
-        """Begin in the background what the next step, with this very action, will have to wait for."""
+        """Start, in the background, the slow part of the next step. Default: do nothing.
 
-    # ----------------------------------------------------------------------------------------------- Gymnasium's part
+        :class:`lang_envs.LanguageVectorEnv` calls this for all its environments before it calls ``step`` for the first
+        of them, so the slow parts run in parallel. The result of ``step`` must not depend on this call.
+
+        Parameters
+        ----------
+        action : str
+            The action of the next ``step``.
+        """
+
+    # ------------------------------------------------------------------------------------------ Gymnasium's interface
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode.
+
+        Parameters
+        ----------
+        seed : int, optional
+            Seed of ``self.np_random``; without it, the generator continues.
+        options : dict, optional
+            Passed to :meth:`start`.
+
+        Returns
+        -------
+        observation : str
+        info : dict
+            ``text`` (the observation); with ``action_names`` also ``available_actions`` (tuple of phrases) and
+            ``available_action_ids`` (tuple of their indices).
+        """
         super().reset(seed=seed)
         self.start(options or {})
         self._running = True
@@ -126,17 +283,33 @@ class LanguageEnv(gym.Env[str, str]):
         return text, self._info(text)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Say one phrase, or send one text, and let the environment answer.
+        """Perform an action.
+
+        Parameters
+        ----------
+        action : str
+            A phrase, with or without outer spaces; or any text, in an environment without ``action_names``.
+
+        Returns
+        -------
+        observation : str
+        reward : float
+        terminated, truncated : bool
+        info : dict
+            The entries of :meth:`reset`, ``action_valid`` (bool: False for a text that is not an available phrase) and
+            those of the :class:`Transition`.
 
         Raises
         ------
         ValueError
             If ``action`` is not a string.
         gymnasium.error.ResetNeeded
-            Before the first reset and after the end of an episode.
+            Before the first ``reset`` and after the end of an episode.
         """
         if not isinstance(action, str):
-            raise ValueError(f"an action of a text environment is a str, not {type(action).__name__}: {action!r:.200}")
+            raise ValueError(
+                f"an action of a text environment must be a str, not {type(action).__name__}: {action!r:.200}"
+            )
         if not self._running:
             raise ResetNeeded("no episode is running: call reset() before the first step() and after an episode's end")
         if self.action_names:
@@ -167,24 +340,39 @@ class LanguageEnv(gym.Env[str, str]):
             "available_action_ids": ids,
         }
 
-    # --------------------------------------------------------------------------------------------------- exact resume
+    # -------------------------------------------------------------------------------------------- saving and restoring
 
     @property
     def state(self) -> dict[str, Any]:
-        """All that changes in this environment, its random generator included; assign it to another to go on there.
+        """Everything that changes during an episode, including the random generator. Assign it to restore it.
 
-        A checkpoint can hold it where its values are plain data, NumPy arrays, and classes declared with
+        It can be assigned to another environment with the same arguments, which then continues identically. A
+        checkpoint can hold it if its values are plain data, NumPy arrays, or instances of classes declared with
         :func:`lang_envs.storable`.
+
+        Raises
+        ------
+        AttributeError
+            If the class has no ``state_fields``.
+        ValueError
+            On assignment, if the state has other fields than this environment.
         """
         if self.state_fields is None:
-            raise AttributeError(f"{type(self).__name__} names no state_fields, so its state cannot be had")
+            raise AttributeError(
+                f"{type(self).__name__} has no state_fields, so its state cannot be saved: set state_fields to the "
+                "names of the attributes that change during an episode"
+            )
         fields = {name: getattr(self, name) for name in (*self.state_fields, "_running")}
         return {"fields": fields, "random": self.np_random.bit_generator.state}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        if state["fields"].keys() != {*(self.state_fields or ()), "_running"}:
-            raise ValueError(f"{type(self).__name__} has no state of the fields {', '.join(map(str, state['fields']))}")
+        expected = {*(self.state_fields or ()), "_running"}
+        if state["fields"].keys() != expected:
+            raise ValueError(
+                f"this state has the fields {', '.join(map(str, state['fields']))}, but a {type(self).__name__} has "
+                f"{', '.join(sorted(expected))}"
+            )
         for name, value in state["fields"].items():
             setattr(self, name, value)
         self.np_random.bit_generator.state = state["random"]

@@ -1,4 +1,4 @@
-"""Files that are whole whenever they are there, and files of strangers, which are only data."""
+"""Safe files: written in one piece, and read without trust in what they contain."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from typing import Any, Literal
 
 MIB = 1 << 20
 MAX_READ = 64 * MIB
-"""The largest file that is read at once, unless a reader says otherwise."""
+"""Default limit of a file's size, in bytes."""
+_MAX_NUMBER = 1e300
+"""Greater numbers are rejected, because float64 has no room to compute with them."""
 _MAX_ENTRIES = 1_000_000
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text in one rename; of several who write at once, one wins."""
+    """Write a text file so that readers see the old or the new text, never a part; of parallel writers, one wins."""
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.unfinished")
     beside.unlink(missing_ok=True)
     try:
@@ -36,17 +38,17 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> BufferedIOBase:
-    """Open a regular file that is no link; ``"r+b"`` makes it where it is missing, and never truncates it.
+    """Open a regular file, but no symbolic link; ``"r+b"`` creates a missing file and never truncates one.
 
     Raises
     ------
     ValueError
-        If it is a link, a FIFO, a device or anything else.
+        If it is a symbolic link, a FIFO, a device or anything else.
     OSError
         If it cannot be opened.
     """
     access = os.O_RDONLY if mode == "rb" else os.O_RDWR | os.O_CREAT
-    try:  # a FIFO would wait for its other end
+    try:  # O_NONBLOCK: opening a FIFO would wait for its other end
         descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError:
         if path.is_symlink():
@@ -59,22 +61,22 @@ def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> BufferedIOBas
 
 
 def read_bytes(path: Path, limit: int = MAX_READ) -> bytes:
-    """What a regular file holds.
+    """Return the content of a regular file.
 
     Raises
     ------
     ValueError
-        If it is no regular file, or holds more than ``limit`` bytes.
+        If it is not a regular file, or has more than ``limit`` bytes.
     """
     with open_regular(path) as file:
         found = file.read(limit + 1)
     if len(found) > limit:
-        raise ValueError(f"{path} is too large: more than {limit // MIB or 1} MiB")
+        raise ValueError(f"{path} is too large: expected at most {limit // MIB or 1} MiB")
     return found
 
 
 def read_text(path: Path, limit: int = MAX_READ) -> str:
-    """The same as text in UTF-8."""
+    """Return the content of a regular file of UTF-8 text; raises as :func:`read_bytes`, also for other encodings."""
     try:
         return read_bytes(path, limit).decode()
     except UnicodeDecodeError as error:
@@ -82,18 +84,18 @@ def read_text(path: Path, limit: int = MAX_READ) -> str:
 
 
 def read_json(path: Path, limit: int = MAX_READ) -> Any:
-    """What a file of JSON holds.
+    """Return the value in a JSON file.
 
     Raises
     ------
     ValueError
-        If the file is damaged, or holds a number that is not finite; names it.
+        If the file is damaged, or contains a number that is not finite; the message names the file.
     """
     return parse_json(read_bytes(path, limit), str(path))
 
 
 def read_object(path: Path, *keys: str) -> dict[str, Any]:
-    """The same of a file that holds an object in which ``keys`` must not be missing."""
+    """Return the object in a JSON file; raises as :func:`read_json`, also if one of ``keys`` is missing."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path} is damaged: it holds no object")
@@ -103,7 +105,7 @@ def read_object(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """What a text says; ``where`` it stands is for the error."""
+    """Return the value of a JSON text; ``where`` names its source in error messages."""
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except ValueError as error:
@@ -123,24 +125,24 @@ def _finite(text: str) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number that fits into a float64."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    """Return whether a JSON value is a number that fits into a float64."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def refuse_irregular(folder: Path, links: Callable[[Path], bool] = lambda path: False) -> None:
-    """Refuse a folder that holds anything but folders and regular files, to be called before any of it is read.
+    """Reject a folder that contains anything but folders and regular files; call this before reading any of them.
 
     Parameters
     ----------
     folder : Path
-        Itself it may be a link.
+        The folder; it may itself be a symbolic link.
     links : callable, optional
-        Whether a link may be where it is.
+        Returns whether a symbolic link is accepted; default: none is.
 
     Raises
     ------
     ValueError
-        Naming the first link, FIFO, socket or device.
+        If there is a symbolic link, FIFO, socket or device, or too many files; the message names the first.
     """
     waiting, seen = [folder], 0
     while waiting:
@@ -148,7 +150,7 @@ def refuse_irregular(folder: Path, links: Callable[[Path], bool] = lambda path: 
             for entry in entries:
                 seen += 1
                 if seen > _MAX_ENTRIES:
-                    raise ValueError(f"{folder} holds more than {_MAX_ENTRIES:,} files")
+                    raise ValueError(f"{folder} contains more than {_MAX_ENTRIES:,} files")
                 if entry.is_symlink():
                     if not links(Path(entry.path)):
                         raise ValueError(f"{entry.path} is a symbolic link, and links are not followed")
@@ -160,21 +162,21 @@ def refuse_irregular(folder: Path, links: Callable[[Path], bool] = lambda path: 
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold a lock file, which the system lets go when the process ends, however it ends.
+    """Hold a lock file; the system releases it when the process ends for any reason.
 
     Parameters
     ----------
     path : Path
-        The file; it is made where it is missing, and what it holds is left alone.
+        The file; it is created if it is missing, and its content is not changed.
     waiting : callable, optional
-        Called before waiting for another process; without it there is no waiting.
+        Called before waiting for another process; without it, the lock is not waited for.
 
     Raises
     ------
     BlockingIOError
         If another process holds the lock, and ``waiting`` is not given.
     ValueError
-        If the file is a link or no regular file.
+        If the file is a symbolic link or not a regular file.
     """
     with open_regular(path, "r+b") as file:
         try:
@@ -188,12 +190,12 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
 
 
 def at_home(path: str | Path) -> Path:
-    """A path in which ``~`` stands for somebody's home.
+    """Return a path with ``~`` and ``~user`` expanded to a home folder.
 
     Raises
     ------
     ValueError
-        If nobody knows where that is.
+        If the home folder is unknown.
     """
     try:
         return Path(path).expanduser()
@@ -202,7 +204,7 @@ def at_home(path: str | Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of files, is on the disk."""
+    """Wait until a file, or the list of files of a folder, is written to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Pictures made of simple shapes, drawn larger than they are and scaled down, so that edges are smooth."""
+"""Pictures of simple shapes, drawn at a multiple of their size and scaled down, which smooths edges."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ import numpy as np
 
 INK, PAPER, WHITE = "#3a3530", "#fffaf0", "#ffffff"
 Place = tuple[float, float]
-"""Row and column, in cells, of the middle of a cell."""
+"""Row and column of the middle of a cell, in cells."""
 Sprite = list[tuple[Any, ...]]
-"""Shapes: a method of Pillow's pen, fill, outline, and points (across, down) in cells from the middle of the cell."""
+"""Shapes: a method of Pillow's ``ImageDraw``, fill, outline, and points (right, down) in cells from the middle."""
 _SMOOTH = 3
+"""Pixels are drawn at so many times their number in each direction."""
+_LINE_WIDTH = 4
 
 
 class Picture:
-    """A picture of ``rows`` × ``columns`` cells of ``cell`` pixels, with a caption of ``caption`` pixels below.
+    """A picture of cells with a caption below.
+
+    Parameters
+    ----------
+    rows, columns : float
+        Height and width, in cells.
+    cell, caption : int
+        Side of a cell and height of the caption, in pixels.
 
     Raises
     ------
@@ -35,26 +44,27 @@ class Picture:
         self._pen = ImageDraw.Draw(self._image)
 
     def fill(self, top: float, left: float, bottom: float, right: float, colour: str, outline: str) -> None:
-        """A rectangle between edges in cells."""
+        """Draw a filled rectangle; edges in cells."""
         corners = (left * self.unit, top * self.unit, right * self.unit - 1, bottom * self.unit - 1)
         self._pen.rectangle(corners, colour, outline, _SMOOTH // 2)
 
     def stamp(self, sprite: Iterable[tuple[Any, ...]], at: Place, size: float = 1) -> None:
+        """Draw a sprite in a cell, ``size`` times as large as a cell."""
         for method, fill, outline, *points in sprite:
             moved = [(at[1 - k % 2] + 0.5 + size * value) * self.unit for k, value in enumerate(points)]
-            getattr(self._pen, method)(moved, fill=fill, outline=outline, width=4)
+            getattr(self._pen, method)(moved, fill=fill, outline=outline, width=_LINE_WIDTH)
 
     def write(
         self, text: str, down: float, across: float, height: float, colour: str = INK, anchor: str = "la"
     ) -> None:
-        """A line of text at a point in cells; ``anchor`` is Pillow's."""
+        """Write a line of text at a point, ``height`` cells high; ``anchor`` is Pillow's."""
         from PIL import ImageFont
 
         font = ImageFont.load_default(height * self.unit)
         self._pen.text((across * self.unit, down * self.unit), text, colour, font, anchor)
 
     def array(self) -> np.ndarray:
-        """uint8 of shape (height, width, 3)."""
+        """Return the picture as a uint8 array of shape (height, width, 3)."""
         from PIL import Image
 
         return np.array(self._image.resize(self.size, Image.Resampling.LANCZOS))

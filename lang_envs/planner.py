@@ -1,4 +1,4 @@
-"""What can be reached in a finite environment, the shortest way to success, and the best return: by trying everything."""
+"""Exact planning in a finite, deterministic environment: its states, the shortest solution and the best return."""
 
 from __future__ import annotations
 
@@ -10,107 +10,132 @@ import numpy as np
 from lang_envs.core import LanguageEnv
 
 MAX_STATES = 100_000
-_SWEEPS = 20_000
+_MAX_SWEEPS = 20_000
 _TOLERANCE = 1e-12
+"""Value iteration stops when no value changes by more than this."""
 _TIE = 1e-9
+"""Returns that differ by less count as equal."""
+_END = -1
 
 
 class PlanningError(ValueError):
-    """An environment that cannot be planned in; says why."""
+    """The planner cannot be used in this environment; the message gives the reason."""
 
 
 class Solution(NamedTuple):
-    """What a search has found; step limits play no part in it.
-
-    ``states`` counts the ends of episodes too. ``shortest`` has the fewest phrases that lead to success, None where
-    none do. ``best`` is a sequence of phrases that earns ``optimal_return``, None where it would go on forever.
-    """
+    """The result of :func:`solve`; step limits of episodes are ignored."""
 
     states: int
+    """Number of reachable states, including the ends of episodes."""
     shortest: tuple[str, ...] | None
+    """A sequence of phrases to success that has the fewest phrases; None where none leads to success."""
     best: tuple[str, ...] | None
+    """A sequence of phrases that earns ``optimal_return``; None where only an endless one would."""
     optimal_return: float
+    """Best discounted return from the start."""
 
 
-class _Outcome(NamedTuple):
+class _Edge(NamedTuple):
+    """The result of one phrase in one state."""
+
     phrase: int
     after: int
-    """Number of the situation that follows; -1 where the episode is over."""
+    """Number of the next state; ``_END`` where the episode is over."""
     reward: float
     discount: float
 
 
+class _Graph(NamedTuple):
+    """Every reachable state, numbered from 0 (the start), with its edges."""
+
+    edges: list[list[_Edge]]
+    ends: int
+    """Number of states in which episodes end."""
+    shortest: list[int] | None
+
+
 def solve(
-    environment: LanguageEnv, max_states: int = MAX_STATES, on_state: Callable[[int, int], object] | None = None
+    env: LanguageEnv, max_states: int = MAX_STATES, on_state: Callable[[int, int], object] | None = None
 ) -> Solution:
-    """Search a deterministic environment from its start: breadth first, then value iteration over all that was found.
+    """Solve an environment by breadth-first search of all states, then value iteration.
 
     Parameters
     ----------
-    environment : LanguageEnv
-        One with phrases and :attr:`LanguageEnv.state`, whose fields must be hashable. It is used up.
+    env : LanguageEnv
+        An environment with ``action_names`` and :attr:`LanguageEnv.state`, whose fields are hashable. Its state
+        afterwards is undefined.
     max_states : int
-        Give up where there are more situations than that.
+        Raise an error if there are more states.
     on_state : callable, optional
-        Told, after each situation, how many have been searched and how many are known.
+        Called after each state with the number of states searched and the number known so far.
+
+    Returns
+    -------
+    Solution
 
     Raises
     ------
     PlanningError
-        If any text is an action, chance plays a part, there are too many situations, or returns have no bound.
+        If any text is an action, if states cannot be compared, if an action has a random result, if there are more than
+        ``max_states`` states, if a state has no available phrase, or if returns are unbounded.
     """
-    if not environment.action_names:
-        raise PlanningError("in this environment any text is an action: there is no trying all of them")
-    environment.reset(seed=0)
+    if not env.action_names:
+        raise PlanningError("any text is an action in this environment, so the planner cannot try all actions")
+    graph = _explore(env, max_states, on_state)
+    values, returns = _value_iteration(graph.edges)
+    best = _shortest_best(graph.edges, values, returns)
+    shortest_phrases, best_phrases = (
+        None if way is None else tuple(env.action_names[phrase] for phrase in way) for way in (graph.shortest, best)
+    )
+    return Solution(len(graph.edges) + graph.ends, shortest_phrases, best_phrases, float(values[0]))
+
+
+def _explore(env: LanguageEnv, max_states: int, on_state: Callable[[int, int], object] | None) -> _Graph:
+    """Find every reachable state, breadth first."""
+    env.reset(seed=0)
     try:
-        begin = environment.state
-        numbers = {_situation(environment): 0}
+        begin = env.state
+        numbers = {_key(env): 0}
     except (AttributeError, TypeError) as error:
-        raise PlanningError(f"the situations of this environment cannot be told apart: {error}") from None
+        raise PlanningError(f"the states of this environment cannot be compared: {error}") from None
     to_search = [begin]
-    outcomes: list[list[_Outcome]] = []
+    edges: list[list[_Edge]] = []
     came_from: dict[int, tuple[int, int]] = {}
     ends = set()
     shortest: list[int] | None = None
-
-    for at, state in enumerate(to_search):  # which grows meanwhile
-        environment.state = state
+    for number, state in enumerate(to_search):  # the list grows meanwhile
+        env.state = state
         found = []
-        for phrase in environment.available_action_ids():
-            environment.state = state
-            _, reward, terminated, _, info = environment.step(environment.action_names[phrase])
-            discount = environment.discount ** info.get("primitive_steps", 1)
-            after, situation = environment.state, _situation(environment)
+        for phrase in env.available_action_ids():
+            env.state = state
+            _, reward, terminated, _, info = env.step(env.action_names[phrase])
+            discount = env.discount ** info.get("primitive_steps", 1)
+            after, key = env.state, _key(env)
             if after["random"] != begin["random"]:
-                raise PlanningError("chance plays a part in this environment: there is no best sequence of phrases")
+                raise PlanningError("an action has a random result in this environment, so no sequence is the best")
             if terminated:
-                ends.add(situation)
-                found.append(_Outcome(phrase, -1, float(reward), discount))
+                ends.add(key)
+                found.append(_Edge(phrase, _END, float(reward), discount))
                 if shortest is None and info.get("success", terminated):
-                    shortest = [*_way_to(at, came_from), phrase]
+                    shortest = [*_way_to(number, came_from), phrase]
                 continue
-            if situation not in numbers:
-                numbers[situation] = len(to_search)
-                came_from[len(to_search)] = at, phrase
-                to_search.append(_with_clock_of(environment, after, begin))
+            if key not in numbers:
+                numbers[key] = len(to_search)
+                came_from[len(to_search)] = number, phrase
+                to_search.append(_with_clock_of(env, after, begin))
                 if len(numbers) > max_states:
-                    raise PlanningError(f"there are more than {max_states:,} situations in this environment")
-            found.append(_Outcome(phrase, numbers[situation], float(reward), discount))
-        outcomes.append(found)
+                    raise PlanningError(f"this environment has more than {max_states:,} states (max_states)")
+            found.append(_Edge(phrase, numbers[key], float(reward), discount))
+        edges.append(found)
         if on_state is not None:
-            on_state(at + 1, len(numbers))
-    if not all(outcomes):
-        raise PlanningError("in one of the situations of this environment nothing can be said")
-    values, returns = _value_iteration(outcomes)
-    best = _shortest_best(outcomes, values, returns)
-    shortest_phrases, best_phrases = (
-        None if way is None else tuple(environment.action_names[phrase] for phrase in way) for way in (shortest, best)
-    )
-    return Solution(len(numbers) + len(ends), shortest_phrases, best_phrases, float(values[0]))
+            on_state(number + 1, len(numbers))
+    if not all(edges):
+        raise PlanningError("in one state of this environment no phrase is available")
+    return _Graph(edges, len(ends), shortest)
 
 
 def _way_to(number: int, came_from: dict[int, tuple[int, int]]) -> list[int]:
-    """The phrases that led from the start to a situation."""
+    """Return the phrases that led from the start to a state."""
     phrases = []
     while number:
         number, phrase = came_from[number]
@@ -118,30 +143,30 @@ def _way_to(number: int, came_from: dict[int, tuple[int, int]]) -> list[int]:
     return phrases[::-1]
 
 
-def _situation(environment: LanguageEnv) -> tuple[Any, ...]:
-    """All that changes but the clock; hashable, or a TypeError."""
-    fields = environment.state["fields"]
-    situation = tuple(value for name, value in fields.items() if name not in (*environment.clock_fields, "_running"))
-    hash(situation)
-    return situation
+def _key(env: LanguageEnv) -> tuple[Any, ...]:
+    """Return the fields of a state without the clock; raise TypeError if they are not hashable."""
+    fields = env.state["fields"]
+    key = tuple(value for name, value in fields.items() if name not in (*env.clock_fields, "_running"))
+    hash(key)
+    return key
 
 
-def _with_clock_of(environment: LanguageEnv, state: dict[str, Any], begin: dict[str, Any]) -> dict[str, Any]:
-    clock = {name: begin["fields"][name] for name in (*environment.clock_fields, "_running")}
+def _with_clock_of(env: LanguageEnv, state: dict[str, Any], begin: dict[str, Any]) -> dict[str, Any]:
+    clock = {name: begin["fields"][name] for name in (*env.clock_fields, "_running")}
     return state | {"fields": state["fields"] | clock}
 
 
-def _value_iteration(outcomes: list[list[_Outcome]]) -> tuple[np.ndarray, np.ndarray]:
-    """Best return of every situation, and the return of each of its outcomes (in their order, then -inf)."""
-    shape = len(outcomes), max(map(len, outcomes))
-    after = np.full(shape, -1)
+def _value_iteration(edges: list[list[_Edge]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best return of every state, and the return of each of its edges (in their order, then -inf)."""
+    shape = len(edges), max(map(len, edges))
+    after = np.full(shape, _END)
     reward = np.full(shape, -np.inf)
     discount = np.zeros(shape)
-    for row, found in enumerate(outcomes):
-        for column, outcome in enumerate(found):
-            after[row, column], reward[row, column], discount[row, column] = outcome[1:]
-    values = np.zeros(len(outcomes) + 1)  # the last is that of an episode that is over
-    for _ in range(_SWEEPS):
+    for row, found in enumerate(edges):
+        for column, edge in enumerate(found):
+            after[row, column], reward[row, column], discount[row, column] = edge[1:]
+    values = np.zeros(len(edges) + 1)  # the last one, at index _END, is the value after the end
+    for _ in range(_MAX_SWEEPS):
         returns = reward + discount * values[after]
         improved = returns.max(axis=1)
         change = np.abs(improved - values[:-1]).max()
@@ -149,22 +174,22 @@ def _value_iteration(outcomes: list[list[_Outcome]]) -> tuple[np.ndarray, np.nda
         if change < _TOLERANCE:
             return values[:-1], returns
     raise PlanningError(
-        f"returns in this environment have not settled after {_SWEEPS:,} sweeps: with so little discount, "
-        "reward or cost can go on forever"
+        f"the returns of this environment have not converged after {_MAX_SWEEPS:,} sweeps of value iteration: with "
+        "this discount, rewards of an endless episode may have no bound"
     )
 
 
-def _shortest_best(outcomes: list[list[_Outcome]], values: np.ndarray, returns: np.ndarray) -> list[int] | None:
-    """The fewest phrases that lead from the start to an end and earn the best return."""
+def _shortest_best(edges: list[list[_Edge]], values: np.ndarray, returns: np.ndarray) -> list[int] | None:
+    """Return the fewest phrases that lead from the start to an end and earn the best return."""
     came_from: dict[int, tuple[int, int]] = {}
     to_search = [0]
-    for at in to_search:
-        for outcome, earned in zip(outcomes[at], returns[at], strict=False):
-            if earned < values[at] - _TIE:
+    for number in to_search:
+        for edge, earned in zip(edges[number], returns[number], strict=False):
+            if earned < values[number] - _TIE:
                 continue
-            if outcome.after < 0:
-                return [*_way_to(at, came_from), outcome.phrase]
-            if outcome.after and outcome.after not in came_from:
-                came_from[outcome.after] = at, outcome.phrase
-                to_search.append(outcome.after)
+            if edge.after == _END:
+                return [*_way_to(number, came_from), edge.phrase]
+            if edge.after and edge.after not in came_from:
+                came_from[edge.after] = number, edge.phrase
+                to_search.append(edge.after)
     return None

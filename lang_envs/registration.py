@@ -1,4 +1,4 @@
-"""The one table of ids, and how an id becomes an environment."""
+"""The registry: every id, and how an id becomes an environment."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ INTERFACES = ("tokens", "text")
 
 
 @dataclass(frozen=True)
-class Environment:
-    """A row of the table: ``entry_point`` is the text environment's class, ``kwargs`` (JSON-able) make it this id."""
+class RegistryEntry:
+    """What the registry knows about one id."""
 
     entry_point: str
+    """Class of the text environment, as ``module:class``."""
     summary: str
+    """One sentence for people."""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the class, as JSON types."""
     finite: bool = True
-    """Whether an environment has so many situations and phrases; where text is free, a step may take long, and time out."""
+    """Whether states and phrases are finitely many, and a step always has the same result. False where any text is an
+    action: its program may then exceed a time limit."""
 
 
 _OVERCOOKED = "lang_envs.overcooked.env:OvercookedEnv"
 _VIRTUALHOME = "lang_envs.virtualhome.env:VirtualHomeEnv"
 _DATASCICODING = "lang_envs.datascicoding.env:DataSciCodingEnv"
 
-ENVIRONMENTS: dict[str, Environment] = (
+ENVIRONMENTS: dict[str, RegistryEntry] = (
     {
-        f"Overcooked-{dish}-salad-v0": Environment(
+        f"Overcooked-{dish}-salad-v0": RegistryEntry(
             _OVERCOOKED, f"Chop, assemble and deliver a salad of {dish.replace('-', ', ')}.", {"dish": dish.split("-")}
         )
         for dish in (
@@ -46,22 +50,25 @@ ENVIRONMENTS: dict[str, Environment] = (
             "tomato-lettuce-onion",
         )
     }
-    | {f"VirtualHome-{task}-v0": Environment(_VIRTUALHOME, TASKS[task].instruction, {"task": task}) for task in TASKS}
+    | {f"VirtualHome-{task}-v0": RegistryEntry(_VIRTUALHOME, TASKS[task].instruction, {"task": task}) for task in TASKS}
     | {
-        f"DataSciCoding-{name}-v0": Environment(
+        f"DataSciCoding-{name}-v0": RegistryEntry(
             _DATASCICODING, f"Write a program that classifies {entry.title}.", {"dataset": name}, finite=False
         )
         for name, entry in DATASETS.items()
     }
 )
+"""Every environment, by its id."""
 
-TEMPLATES: dict[str, Environment] = {
-    "VirtualHome-v0": Environment(_VIRTUALHOME, "A household task of your own: task=Task(...) or a YAML file."),
-    "DataSciCoding-v0": Environment(
+TEMPLATES: dict[str, RegistryEntry] = {
+    "VirtualHome-v0": RegistryEntry(
+        _VIRTUALHOME, "A household task of your own: task=HouseholdTask(...) or a YAML file."
+    ),
+    "DataSciCoding-v0": RegistryEntry(
         _DATASCICODING, "A data set of your own: dataset=csv:path?target=column, openml:ID, …", finite=False
     ),
 }
-"""Ids that need an argument to be an environment."""
+"""Ids that need an argument: ``task`` or ``dataset``."""
 
 
 def make_env(
@@ -73,7 +80,32 @@ def make_env(
     max_action_tokens: int | None = None,
     **kwargs: Any,
 ) -> gym.Env:
-    """Build an environment and, unless ``interface="text"``, the wrapper that speaks token ids around it."""
+    """Make an environment of the suite; ``gym.make`` calls this.
+
+    Parameters
+    ----------
+    entry_point : str
+        Class of the text environment, as ``module:class``.
+    interface : str
+        ``"tokens"``: observations and actions are token ids (:class:`lang_envs.TokenEnv`). ``"text"``: they are str.
+    tokenizer : str, Path, Tokenizer or transformers.PreTrainedTokenizerFast
+        See :func:`lang_envs.load_tokenizer`.
+    max_observation_tokens, max_action_tokens : int, optional
+        Lengths of the spaces, see :class:`lang_envs.TokenEnv`.
+    **kwargs
+        Arguments of the text environment.
+
+    Returns
+    -------
+    gymnasium.Env
+
+    Raises
+    ------
+    ValueError
+        If ``interface`` is unknown, or another argument has an invalid value.
+    TypeError
+        If the text environment does not have one of the arguments.
+    """
     if interface not in INTERFACES:
         raise ValueError(f"interface {interface!r} is not one of {INTERFACES}")
     env: gym.Env[str, str] = load_env_creator(entry_point)(**kwargs)  # type: ignore[assignment]
@@ -83,7 +115,18 @@ def make_env(
 
 
 def named_value(text: str) -> tuple[str, Any]:
-    """``"max_steps=20"`` as a name and a value, which is a word where it is no Python literal.
+    """Parse an argument of the command line such as ``max_steps=20``.
+
+    Parameters
+    ----------
+    text : str
+        A name, an equals sign and a value.
+
+    Returns
+    -------
+    name : str
+    value : Any
+        The value of a Python literal; otherwise the text itself.
 
     Raises
     ------
@@ -101,10 +144,10 @@ def named_value(text: str) -> tuple[str, Any]:
 
 def register_environments() -> None:
     """Register every id with Gymnasium."""
-    for name, environment in (ENVIRONMENTS | TEMPLATES).items():
+    for name, entry in (ENVIRONMENTS | TEMPLATES).items():
         gym.register(
             name,
             entry_point="lang_envs.registration:make_env",
-            nondeterministic=not environment.finite,
-            kwargs={"entry_point": environment.entry_point, **environment.kwargs},
+            nondeterministic=not entry.finite,
+            kwargs={"entry_point": entry.entry_point, **entry.kwargs},
         )

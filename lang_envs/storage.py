@@ -1,7 +1,7 @@
-"""Values as JSON and back, exactly, for checkpoints.
+"""Exact conversion of values to JSON and back, for checkpoints.
 
-Reading makes plain data, NumPy arrays, and instances of classes that their authors declared with :func:`storable`. It
-imports nothing, and nothing that a file says is run.
+Reading a file is safe: it creates plain data, NumPy arrays and instances of classes declared with :func:`storable`. It
+imports no module and runs no code of the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import numpy as np
 
 _DTYPE = re.compile(r"[<>|][biufcSUmM]\d{1,6}(\[\w{1,10}\])?")
 _MAX_INT_BITS = 10_000
-"""JSON readers refuse longer numbers."""
+"""JSON readers reject longer numbers."""
+_MT19937_WORDS, _BUFFER_WORDS = 624, 4
+"""Sizes of the buffers of NumPy's bit generators."""
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _CLASSES: dict[str, type[Any]] = {}
 
@@ -26,27 +28,37 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 class UnstorableError(TypeError):
-    """A value cannot be stored without a pickle; the message says which, and where in the whole it is."""
+    """A value cannot be stored without a pickle; the message names it and its place."""
 
 
 def storable(cls: Class) -> Class:
-    """Declare that instances of a named tuple, dataclass or enumeration can be stored; use it as a decorator.
+    """Declare that instances of a class can be stored in checkpoints; use it as a decorator.
 
-    Reading calls the class with values from a file, so its constructor must be safe for any values.
+    Reading a checkpoint calls the class with values from the file, so its constructor must be safe for any values.
+
+    Parameters
+    ----------
+    cls : type
+        A named tuple, a dataclass or an enumeration.
+
+    Returns
+    -------
+    type
+        The same class.
 
     Raises
     ------
     ValueError
-        If the class is none of the three.
+        If the class is none of these.
     """
     if not (is_dataclass(cls) or issubclass(cls, Enum) or hasattr(cls, "_fields")):
-        raise ValueError(f"{cls.__qualname__} is no named tuple, dataclass or enumeration")
+        raise ValueError(f"{cls.__qualname__} is not a named tuple, dataclass or enumeration")
     _CLASSES[_name_of(cls)] = cls
     return cls
 
 
 def encode(value: Any, where: str = "") -> Any:
-    """Return ``value`` as JSON types; :func:`decode` gives it back, equal and of the same types.
+    """Return a value as JSON types; :func:`decode` returns an equal value of the same types.
 
     Parameters
     ----------
@@ -54,17 +66,17 @@ def encode(value: Any, where: str = "") -> Any:
         None, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, deque, NumPy arrays, scalars and random
         generators, and :func:`storable` classes, nested in any way. Subclasses of these are refused.
     where : str
-        Name of the value in errors.
+        Name of the value in error messages.
 
     Raises
     ------
     UnstorableError
-        Naming the place and the type of what cannot be stored.
+        If a part of the value cannot be stored; the message names its place and its type.
     """
     try:
         return _encode(value, where)
     except RecursionError:
-        raise UnstorableError(f"{where or 'the value'} is nested too deeply, or holds itself") from None
+        raise UnstorableError(f"{where or 'the value'} is nested too deeply, or contains itself") from None
 
 
 def decode(stored: Any) -> Any:
@@ -73,7 +85,7 @@ def decode(stored: Any) -> Any:
     Raises
     ------
     ValueError
-        If ``stored`` is not what :func:`encode` makes, or names a class that is not :func:`storable`.
+        If ``stored`` is not a result of :func:`encode`, or names a class that is not :func:`storable`.
     """
     try:
         return _decode(stored)
@@ -113,8 +125,8 @@ def _encode(value: Any, where: str) -> Any:
     if kind in _CLASSES.values():
         return {"class": [_name_of(kind), *(_encode(own, f"{where}.{name}") for name, own in _parts(value))]}
     raise UnstorableError(
-        f"{where or 'the value'} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored without a pickle "
-        "(a named tuple, dataclass or enumeration can, once lang_envs.storable declares it)"
+        f"{where or 'the value'} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored without a pickle: "
+        "use plain data, or a named tuple, dataclass or enumeration declared with lang_envs.storable"
     )
 
 
@@ -175,22 +187,22 @@ def _generator(state: dict[str, Any]) -> np.random.Generator:
 
 
 def check_generator_position(state: dict[str, Any]) -> None:
-    """Refuse a state of NumPy's generators that points outside of its buffer, which NumPy itself does not check.
+    """Check that the position in the state of a NumPy generator is inside its buffer; NumPy does not check this.
 
     Raises
     ------
     ValueError
-        Naming the position.
+        If it is not; the message names the position.
     """
     inner = state.get("state")
     positions = (
-        (inner.get("pos") if isinstance(inner, dict) else None, 624),
-        (state.get("pos"), 624),
-        (state.get("buffer_pos"), 4),
+        (inner.get("pos") if isinstance(inner, dict) else None, _MT19937_WORDS),
+        (state.get("pos"), _MT19937_WORDS),
+        (state.get("buffer_pos"), _BUFFER_WORDS),
     )
     for position, most in positions:
         if position is not None and (type(position) is not int or not 0 <= position <= most):
-            raise ValueError(f"a random generator stands at {position!r:.80}, which is not between 0 and {most}")
+            raise ValueError(f"a random generator has the position {position!r:.80}: expected 0 to {most}")
 
 
 def _instance(name: str, values: list[Any]) -> Any:
@@ -204,7 +216,7 @@ def _instance(name: str, values: list[Any]) -> Any:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """What the class of ``value`` is called with to make it again, by name."""
+    """Return the arguments, with their names, with which the class makes an equal value."""
     if isinstance(value, Enum):
         return [("value", value.value)]
     if is_dataclass(value):

@@ -1,4 +1,4 @@
-"""Tokenizers that keep every character: the embedded one, or that of any Hugging Face model."""
+"""Lossless tokenizers: the embedded one, or the tokenizer of any Hugging Face model."""
 
 from __future__ import annotations
 
@@ -16,43 +16,54 @@ from lang_envs.assets import TOKENIZER_FILE
 
 EMBEDDED = "embedded"
 HOLE = "<FILL_ME>"
-"""Where in a text a model is to fill something in; tokenizers with infill markers put those around it."""
+"""Marks the place in a text that a model fills in; it becomes the infill markers of the tokenizer."""
 _INFILL_MARKERS = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"),  # Code Llama
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", None),  # Qwen Coder, CodeGemma, Granite
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", None),  # StarCoder
 )
-"""Prefix, suffix, middle and the end of what was filled in, as models write them."""
+"""Infill markers by model family: prefix, suffix, middle, and the end of the filled-in text."""
 _SENTINEL = "\n"
+"""Text before every text, for tokenizers that change the first space."""
 _PROBES = ("a", " a", "A b  c\n", "\n", "\n\n  a", "don't .", "x = [1,\n    2]", "\u00e9", "e\u0301")
+"""Texts that a tokenizer must decode to what was encoded."""
 
 
 class Tokenizer:
-    """Text to token ids and back, exactly; no special token is ever read out of text.
+    """Converts text to token ids and back without loss. Text is never encoded as a special token.
 
     Parameters
     ----------
     backend : tokenizers.Tokenizer
-        The Rust tokenizer that does the work.
+        The tokenizer of the library ``tokenizers`` that does the work; it is copied.
     name : str
-        How to ask for this tokenizer again: ``"embedded"``, a Hugging Face name or a folder.
+        The name that :func:`load_tokenizer` knows it by: ``"embedded"``, a Hugging Face name or a folder.
     end_id : int
-        Ends an action.
+        Id of the token that ends an action.
     pad_id : int, optional
-        Fills up arrays; the end token where a tokenizer has none for padding.
+        Id of the padding token; default ``end_id``.
     begin_id : int, optional
-        Stands before a prompt, where the tokenizer has one.
+        Id of the token before a prompt; default none.
     chat_template : tuple of str, optional
-        What an instruct model's template puts before and after what the user says.
+        The text that the chat template of an instruct model puts before and after the user's message.
     infill : tuple of int, optional
-        The markers of prefix, suffix and middle, where the model was trained to fill in.
+        Ids of the infill markers prefix, suffix and middle, if the model was trained with them.
     infill_end_id : int, optional
-        What ends a filled-in text, where that is not the end token.
+        Id of the token that ends a filled-in text; default ``end_id``.
+
+    Attributes
+    ----------
+    vocab_size : int
+        Greatest token id plus one.
+    stop_ids : tuple of int
+        Ids that end an action: end, padding, and the end of a filled-in text.
+    fingerprint : str
+        16 hexadecimal digits; two tokenizers are equal if their fingerprints are.
 
     Raises
     ------
     ValueError
-        If the tokenizer loses characters.
+        If decoding does not return the encoded text.
     """
 
     def __init__(
@@ -73,7 +84,6 @@ class Tokenizer:
         self.begin_id = begin_id
         self.infill = infill
         self.stop_ids = tuple(dict.fromkeys(i for i in (end_id, self.pad_id, infill_end_id) if i is not None))
-        """Whatever ends an action."""
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self.chat_template = chat_template
         around = chat_template or ("", "")
@@ -87,25 +97,25 @@ class Tokenizer:
         backend.no_truncation()
         backend.encode_special_tokens = True
         if isinstance(backend.normalizer, NFC):
-            backend.normalizer = None  # it writes a letter and its accent as one character, which does not come back
+            backend.normalizer = None  # it merges a letter and its accent into one character, which loses information
         self._backend = backend
         vocabulary = sorted(backend.get_vocab(with_added_tokens=True).items())
         identity = json.dumps([vocabulary, self.end_id, self.pad_id, self.begin_id, chat_template])
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:16]
         self._sentinel_ids: list[int] = []
         if not self._keeps_probes():
-            # Tokenizers in the manner of SentencePiece put a space before the text and take one away again: let a
-            # sentinel bear that, and cut it off.
+            # Tokenizers like SentencePiece add a space before the text and remove one when they decode. With a sentinel
+            # before the text, this happens to the sentinel, which is cut off.
             self._sentinel_ids = backend.encode(_SENTINEL, add_special_tokens=False).ids
             if not self._keeps_probes():
                 raise ValueError(f"the tokenizer {name!r} does not give every text back unchanged; use another one")
 
     def _keeps_probes(self) -> bool:
-        joined = self.decode((*self.encode("a"), *self.encode(" b")))  # an action is encoded apart from its prompt
+        joined = self.decode((*self.encode("a"), *self.encode(" b")))  # actions and prompts are encoded separately
         return joined == "a b" and all(self.decode(self.encode(probe)) == probe for probe in _PROBES)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a text, without any special token.
+        """Return the ids of a text, without special tokens.
 
         Raises
         ------
@@ -124,10 +134,22 @@ class Tokenizer:
         return tuple(ids[len(self._sentinel_ids) :])
 
     def encode_observation(self, text: str, max_length: int | None = None) -> tuple[tuple[int, ...], int]:
-        """The ids of an observation, and how many it had to lose at its beginning to be no longer than ``max_length``.
+        """Return the ids of an observation, cut to a length.
 
-        Where :data:`HOLE` stands in the text and the tokenizer has infill markers, they say what is before it and what
-        is behind it.
+        If the text contains :data:`HOLE` and the tokenizer has infill markers, the markers enclose the parts before and
+        after it.
+
+        Parameters
+        ----------
+        text : str
+        max_length : int, optional
+            Greatest number of ids.
+
+        Returns
+        -------
+        ids : tuple of int
+        lost : int
+            Number of ids that were removed at the beginning; infill markers are kept.
         """
         before, hole, after = text.partition(HOLE)
         if not hole or self.infill is None:
@@ -140,21 +162,21 @@ class Tokenizer:
         return (prefix, *ids[lost:], *end), lost
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; bytes that are no valid UTF-8 become U+FFFD."""
+        """Return the text of ids; bytes that are not valid UTF-8 become U+FFFD."""
         text = self._backend.decode([*self._sentinel_ids, *map(int, ids)], skip_special_tokens=False)
         return text[len(_SENTINEL) :] if self._sentinel_ids else text
 
     def encode_action(self, phrase: str) -> tuple[int, ...]:
-        """The ids of a phrase as a model continues a prompt with it: a space before it, the end token behind it."""
+        """Return the ids of a phrase as a continuation of a prompt: with a space before it and the end token after."""
         return (*self.encode(" " + phrase), self.end_id)
 
     def prompt(self, observation_ids: Sequence[int]) -> tuple[int, ...]:
-        """Observation ids as a model's prompt: the begin token before them, or the chat template around them."""
+        """Return a model's prompt: observation ids after the begin token, or inside the chat template."""
         return (*self._prompt_start, *map(int, observation_ids), *self._prompt_end)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._backend.encode_special_tokens = True  # which copies and pickles of the backend forget
+        self._backend.encode_special_tokens = True  # copies and pickles of the backend lose this setting
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
@@ -167,19 +189,23 @@ class Tokenizer:
 
 
 def load_tokenizer(tokenizer: Any = EMBEDDED) -> Tokenizer:
-    """The tokenizer of that name.
+    """Load a tokenizer.
 
     Parameters
     ----------
     tokenizer : str, Path, Tokenizer or transformers.PreTrainedTokenizerFast
-        ``"embedded"``, the name of a Hugging Face model, a folder that holds one, or a tokenizer object.
+        ``"embedded"``, the name of a Hugging Face model, a folder with such a model, or a tokenizer object.
+
+    Returns
+    -------
+    Tokenizer
 
     Raises
     ------
     ImportError
-        If a Hugging Face tokenizer is asked for and transformers is not installed.
+        If it is a Hugging Face tokenizer and transformers is not installed.
     ValueError
-        If the tokenizer has no fast backend, no end token, or loses characters.
+        If there is no such tokenizer, or it has no fast backend or no end token, or is not lossless.
     """
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
@@ -238,5 +264,5 @@ def _chat_template(tokenizer: Any) -> tuple[str, str] | None:
     text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
     before, found, after = text.partition(marker)
     if not found:
-        raise ValueError("the tokenizer's chat template does not repeat what the user says")
+        raise ValueError("the tokenizer's chat template does not contain the user's message")
     return before, after

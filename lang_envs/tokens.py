@@ -1,4 +1,4 @@
-"""Environments in token ids: the space of token sequences, and the wrapper that speaks it."""
+"""Token ids as actions and observations: the space of token sequences, and the wrapper of text environments."""
 
 from __future__ import annotations
 
@@ -11,23 +11,31 @@ from gymnasium.spaces import MultiDiscrete
 from lang_envs.core import LanguageEnv
 from lang_envs.tokenizer import Tokenizer, load_tokenizer
 
-_CACHE_ENTRIES = 4096
-_ACTION_TOKENS_OF_FREE_TEXT = 128
-_OBSERVATION_TOKENS_OF_FREE_TEXT = 1024
+CACHE_ENTRIES = 4096
+"""Number of encoded observations that a wrapper keeps."""
+FREE_ACTION_TOKENS, FREE_OBSERVATION_TOKENS = 128, 1024
+"""Default lengths of the spaces where actions, and where observations, are open-ended text."""
 
 
 class TokenSequence(MultiDiscrete):
-    """Sequences of at most ``max_length`` token ids: an int64 array of shape ``(max_length,)``, ids then padding.
+    """The space of sequences of at most ``max_length`` token ids.
 
-    To Gymnasium and to other libraries it is a ``MultiDiscrete``. Whatever stands at or after the first end or padding
-    token does not count.
+    An element is an int64 array of shape ``(max_length,)``: ids, then padding. Everything from the first end or padding
+    token on is ignored. The space is a subclass of ``MultiDiscrete``, so other libraries can use it.
 
     Parameters
     ----------
     tokenizer : Tokenizer
-        Whose ids these are.
+        The tokenizer of the ids.
     max_length : int
-        Number of tokens, the end token of an action included.
+        Number of tokens, including the end token of an action.
+    seed : int or numpy.random.Generator, optional
+        Seed of :meth:`sample`.
+
+    Raises
+    ------
+    ValueError
+        If ``max_length`` is below 1.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, seed: int | np.random.Generator | None = None) -> None:
@@ -38,7 +46,16 @@ class TokenSequence(MultiDiscrete):
         super().__init__(np.full(max_length, tokenizer.vocab_size, dtype=np.int64), dtype=np.int64, seed=seed)
 
     def pad(self, ids: tuple[int, ...]) -> np.ndarray:
-        """Ids as a fresh element of this space.
+        """Return ids as a new element of this space.
+
+        Parameters
+        ----------
+        ids : tuple of int
+            At most ``max_length`` token ids.
+
+        Returns
+        -------
+        int64 array of shape ``(max_length,)``
 
         Raises
         ------
@@ -52,49 +69,51 @@ class TokenSequence(MultiDiscrete):
         return array
 
     def unpad(self, array: np.ndarray) -> tuple[int, ...]:
-        """The ids before the first end or padding token."""
+        """Return the ids before the first end or padding token."""
         stops = np.flatnonzero(np.isin(array, self.tokenizer.stop_ids))
         return tuple(array[: stops[0]].tolist() if len(stops) else array.tolist())
 
     def encode(self, phrase: str) -> np.ndarray:
-        """A phrase as an action of this space."""
+        """Return the ids of a phrase, with a space before it and the end token after it, as an element."""
         return self.pad(self.tokenizer.encode_action(phrase))
 
     def decode(self, array: np.ndarray) -> str:
-        """The text of an element of this space."""
+        """Return the text of an element of this space."""
         return self.tokenizer.decode(self.unpad(array))
 
     def check(self, array: Any) -> np.ndarray:
-        """``array`` itself, if it is an integer array of this space's shape, as int64.
+        """Check that a value is an integer array of this space's shape; return it as int64.
 
         Raises
         ------
         ValueError
-            Naming the type, dtype or shape that is wrong.
+            If its type, dtype or shape is wrong; the message names the wrong and the expected one.
         """
         if not isinstance(array, np.ndarray):
-            raise ValueError(f"a token sequence is a numpy array, not {type(array).__name__}: {array!r:.200}")
+            raise ValueError(f"a token sequence must be a NumPy array, not {type(array).__name__}: {array!r:.200}")
         if array.dtype.kind not in "iu":
-            raise ValueError(f"a token sequence holds integers, not {array.dtype}")
+            raise ValueError(f"a token sequence must hold integers, not {array.dtype}")
         if array.shape != (self.max_length,):
-            raise ValueError(f"a token sequence of this space has shape {self.shape}, not {array.shape}")
+            raise ValueError(f"a token sequence of this space must have shape {self.shape}, not {array.shape}")
         return array.astype(np.int64, copy=False)
 
     def check_ids(self, array: np.ndarray) -> np.ndarray:
-        """``array`` itself, if all its ids are in the vocabulary.
+        """Check that all ids of an array are in the vocabulary; return it.
 
         Raises
         ------
         ValueError
-            Naming the first id that is not.
+            If one is not; the message names the first such id.
         """
         wrong = array[(array < 0) | (array >= self.tokenizer.vocab_size)]
         if len(wrong):
-            raise ValueError(f"token id {wrong[0]} is outside the vocabulary of {self.tokenizer.vocab_size} ids")
+            raise ValueError(
+                f"token id {wrong[0]} is outside the vocabulary: expected 0 to {self.tokenizer.vocab_size - 1}"
+            )
         return array
 
     def sample(self, mask: Any = None, probability: Any = None) -> np.ndarray:
-        """Random ids of a random length, then padding."""
+        """Return random ids of a random length, then padding."""
         array = super().sample(mask=mask, probability=probability)
         array[self.np_random.integers(1, self.max_length, endpoint=True) :] = self.tokenizer.pad_id
         return array
@@ -111,23 +130,26 @@ class TokenSequence(MultiDiscrete):
 
 
 class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordConstructorArgs):
-    """A text environment with observations and actions of token ids.
+    """A wrapper that turns the text of an environment into token ids.
+
+    Its observations and actions are elements of :class:`TokenSequence` spaces.
 
     Parameters
     ----------
     env : gymnasium.Env
         A :class:`LanguageEnv`, wrapped or not.
-    tokenizer : str, Path, Tokenizer or transformers tokenizer
+    tokenizer : str, Path, Tokenizer or transformers.PreTrainedTokenizerFast
         See :func:`lang_envs.load_tokenizer`.
     max_observation_tokens, max_action_tokens : int, optional
-        Lengths of the spaces. By default what the longest text of the environment and its longest phrase need; where text is
-        open-ended, 1024 and 128, and longer observations lose their beginning, which
-        ``info["trimmed_tokens"]`` counts.
+        Lengths of the spaces. Default: the number of tokens of the longest observation and of the longest phrase. Where
+        text is open-ended: 1024 and 128. A longer open-ended observation loses tokens at its beginning;
+        ``info["trimmed_tokens"]`` is their number.
 
     Raises
     ------
     ValueError
-        If a text or a phrase of an environment with finite text does not fit into the lengths given.
+        If ``env`` is not a ``LanguageEnv``, a phrase is empty or has outer spaces, or the longest observation or phrase
+        does not fit into the given length.
     """
 
     def __init__(
@@ -146,53 +168,59 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         gym.Wrapper.__init__(self, env)
         environment = env.unwrapped
         if not isinstance(environment, LanguageEnv):
-            raise ValueError(f"TokenEnv wraps a LanguageEnv, not {type(environment).__name__}")
+            raise ValueError(f"TokenEnv wraps a LanguageEnv, not a {type(environment).__name__}")
         if spaced := [name for name in environment.action_names if name != name.strip() or not name]:
-            raise ValueError(f"phrases have no outer spaces and are not empty: {spaced}")
+            raise ValueError(f"phrases must not be empty or have outer spaces, but these do: {spaced[:5]}")
         self.tokenizer = load_tokenizer(tokenizer)
         environment.configure_tokenizer(self.tokenizer)
         needed = _longest_observation(environment, self.tokenizer)
         self._trims = needed is None
         if needed is not None and max_observation_tokens is not None and max_observation_tokens < needed:
             raise ValueError(
-                f"max_observation_tokens={max_observation_tokens} cannot hold the longest observation of {environment}: "
-                f"{needed} tokens of {self.tokenizer.name!r}"
+                f"max_observation_tokens={max_observation_tokens} cannot hold the longest observation of "
+                f"{environment}: expected at least {needed} for the tokenizer {self.tokenizer.name!r}"
             )
         if max_observation_tokens is None:
-            max_observation_tokens = _OBSERVATION_TOKENS_OF_FREE_TEXT if needed is None else needed
+            max_observation_tokens = FREE_OBSERVATION_TOKENS if needed is None else needed
         self._observations = TokenSequence(self.tokenizer, max_observation_tokens)
         longest = max(
             (len(self.tokenizer.encode_action(name)) for name in environment.action_names),
-            default=_ACTION_TOKENS_OF_FREE_TEXT,
+            default=FREE_ACTION_TOKENS,
         )
         if environment.action_names and max_action_tokens is not None and max_action_tokens < longest:
             raise ValueError(
                 f"max_action_tokens={max_action_tokens} cannot hold the longest phrase of {environment}: "
-                f"{longest} tokens of {self.tokenizer.name!r}, the end token included"
+                f"expected at least {longest} for the tokenizer {self.tokenizer.name!r}, including the end token"
             )
         self._actions = TokenSequence(self.tokenizer, longest if max_action_tokens is None else max_action_tokens)
         self._phrases = {self._actions.encode(name).tobytes(): name for name in environment.action_names}
         self.observation_space = self._observations
         self.action_space = self._actions
-        self._encoded_observations: dict[str, tuple[np.ndarray, int]] = {}
+        self.encoded_observations: dict[str, tuple[np.ndarray, int]] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """Begin an episode; see :meth:`LanguageEnv.reset`. The observation is an element of ``observation_space``."""
         text, info = self.env.reset(seed=seed, options=options)
         return self._observe(text, info), info
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Take the action whose token ids these are.
+        """Perform the action with these token ids; see :meth:`LanguageEnv.step`.
+
+        Parameters
+        ----------
+        action : int array of shape ``(max_action_tokens,)``
+            Everything from the first end or padding token on is ignored.
 
         Raises
         ------
         ValueError
-            If ``action`` is not an element of the action space; the environment is then as it was.
+            If ``action`` is not an element of the action space. The environment does not change then.
         """
         text, reward, terminated, truncated, info = self.env.step(self._phrase(action))
         return self._observe(text, info), reward, terminated, truncated, info
 
     def prefetch(self, action: np.ndarray) -> None:
-        """Let the environment begin with what the step with this action will wait for."""
+        """Start the slow part of the next step; see :meth:`LanguageEnv.prefetch`."""
         environment = self.env.unwrapped
         assert isinstance(environment, LanguageEnv)
         environment.prefetch(self._phrase(action))
@@ -203,13 +231,13 @@ class TokenEnv(gym.Wrapper[Any, Any, np.ndarray, np.ndarray], gym.utils.RecordCo
         return self._actions.decode(self._actions.check_ids(action)) if phrase is None else phrase
 
     def _observe(self, text: str, info: dict[str, Any]) -> np.ndarray:
-        known = self._encoded_observations.get(text)
+        known = self.encoded_observations.get(text)
         if known is None:
             known = self._encode_observation(text)
-            if len(self._encoded_observations) >= _CACHE_ENTRIES:
-                self._encoded_observations.clear()
-            if self._phrases:  # where any text can be said, hardly any observation comes twice
-                self._encoded_observations[text] = known
+            if len(self.encoded_observations) >= CACHE_ENTRIES:
+                self.encoded_observations.clear()
+            if self._phrases:  # with free text as actions, observations hardly ever repeat
+                self.encoded_observations[text] = known
         array, trimmed = known
         if trimmed:
             info["trimmed_tokens"] = trimmed

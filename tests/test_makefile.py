@@ -1,4 +1,4 @@
-"""``make``: what its variables hold reaches the commands word for word, and only from the command line."""
+"""Tests of ``make``: its variables reach the commands unchanged, and only those of the command line are used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOSTILE = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkout whose Python writes down its arguments."""
+    """Return a checkout whose Python writes its arguments to a file."""
     shutil.copy(MAKEFILE, tmp_path)
     for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).touch()
@@ -46,19 +46,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, *arguments: str, **environment: str) -> list[list[str]]:
-    """What Python was called with, each time."""
+    """Run make; return the arguments of each call of Python."""
     clean = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
     done = subprocess.run(["make", *arguments], cwd=folder, env=clean | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     words = folder / "words.jsonl"
     found = [json.loads(line) for line in words.read_text().splitlines()]
     words.unlink()
-    assert not (folder / "ran").exists(), "a variable was run"
+    assert not (folder / "ran").exists(), "the value of a variable was run as a command"
     return found
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_values_are_words_and_no_commands(value: str, folder: Path) -> None:
+def test_values_of_variables_are_arguments_and_not_commands(value: str, folder: Path) -> None:
     word = value.replace("$$", "$")
     (called,) = make(folder, "bench", f"MODEL={value}", f"ALGO={value}", f"DEVICE={value}", f"ENV={value}")
     options = [called[at + 1] for name in ("--model", "--algo", "--device", "--env") for at in [called.index(name)]]
@@ -72,7 +72,7 @@ def test_values_are_words_and_no_commands(value: str, folder: Path) -> None:
     make(folder, "paper", f"ARGS={value}")
 
 
-def test_what_stands_in_the_environment_does_not_count(folder: Path) -> None:
+def test_environment_variables_are_ignored(folder: Path) -> None:
     names = ("ALGO", "ENV", "MODEL", "SEEDS", "STEPS", "DEVICE", "QUANTIZE", "ARGS", "RESUME", "RUNS", "SETS")
     planted = dict.fromkeys((*names, "PYTHON", "PIP_OPTIONS"), "$(shell touch ran)")
     assert make(folder, "bench", **planted) == [["-m", "benchmarks", "run"]]
@@ -84,14 +84,14 @@ def test_what_stands_in_the_environment_does_not_count(folder: Path) -> None:
     assert called == ["-m", "benchmarks", "run", "--steps", "8", "--actor-lr", "1e-4"]
 
 
-def test_resuming_takes_arguments_too(folder: Path) -> None:
+def test_resume_accepts_arguments(folder: Path) -> None:
     assert make(folder, "bench", "RESUME=runs/a b", "ARGS=--allow-import my_module") == [
         ["-m", "benchmarks", "resume", "runs/a b", "--allow-import", "my_module"]
     ]
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_gpu_check_takes_a_python_as_it_is_and_words_as_words(folder: Path, value: str) -> None:
+def test_gpu_check_passes_python_and_arguments_unchanged(folder: Path, value: str) -> None:
     own = shutil.copy(folder / ".venv" / "bin" / "python", folder / "own python")
     shutil.rmtree(folder / ".venv")
     assert make(folder, "gpu-check", f"PYTHON={own}", f"ARGS={value}") == [

@@ -248,7 +248,7 @@ class LanguageAgent:
         raise NotImplementedError
 
     def ratio_error(self, log_probs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> float:
-        """Return the largest |log ratio| before the first step on a rollout, where the policy is the one that acted.
+        """Return the largest absolute log ratio before the first step on a rollout: there the policy has not changed.
 
         Raises
         ------

@@ -14,7 +14,7 @@ import numpy as np
 import lang_envs  # noqa: F401  (registers the ids)
 from lang_envs.overcooked.env import MAX_PRIMITIVE_STEPS, OvercookedEnv
 from lang_envs.overcooked.macro_actions import Cook
-from lang_envs.virtualhome.env import MAX_STEPS, Course, VirtualHomeEnv
+from lang_envs.virtualhome.env import MAX_STEPS, CachedTask, VirtualHomeEnv
 
 SOURCE_RATES = {"Overcooked-tomato-lettuce-salad-v0": 12_000, "VirtualHome-entertainment-v0": 340}
 """Actions a second of the environments that are replayed, on one core; a reference, not measured in this run."""
@@ -27,13 +27,13 @@ def rules_of(environment: Any) -> dict[str, Callable[[np.ndarray], None]]:
         cook = Cook(environment.kitchen)
         return {
             "rules, every outcome computed": lambda drawn: cook_on(environment, cook._run, drawn),
-            "rules, outcomes remembered": lambda drawn: cook_on(environment, cook.perform, drawn),
+            "rules, outcomes shared": lambda drawn: cook_on(environment, cook.perform, drawn),
         }
     assert isinstance(environment, VirtualHomeEnv)
-    course = Course(environment.task)
+    cached = CachedTask(environment.task)
     return {
         "rules, every outcome computed": lambda drawn: keep_house(environment, None, drawn),
-        "rules, outcomes remembered": lambda drawn: keep_house(environment, course, drawn),
+        "rules, outcomes shared": lambda drawn: keep_house(environment, cached, drawn),
     }
 
 
@@ -47,14 +47,14 @@ def cook_on(environment: OvercookedEnv, perform: Callable[..., Any], drawn: np.n
             state, elapsed = start, 0
 
 
-def keep_house(environment: VirtualHomeEnv, remembered: Course | None, drawn: np.ndarray) -> None:
-    """Outcomes and which actions are offered."""
+def keep_house(environment: VirtualHomeEnv, shared: CachedTask | None, drawn: np.ndarray) -> None:
+    """Outcomes and which actions are available."""
     start = state = environment.task.household.initial_state()
     elapsed = 0
     for number in drawn.tolist():
-        course = remembered or Course(environment.task)
-        offered = course.view(state).offered
-        state, done = course.perform(state, offered[number % len(offered)])
+        cached = shared or CachedTask(environment.task)
+        available = cached.view(state).available
+        state, done = cached.perform(state, available[number % len(available)])
         elapsed += 1
         if done or elapsed == MAX_STEPS:
             state, elapsed = start, 0
@@ -72,8 +72,8 @@ def play(env: gym.Env, say: dict[str, Any], drawn: np.ndarray) -> None:
 def play_vector(envs: gym.vector.VectorEnv, say: dict[str, Any], drawn: np.ndarray) -> None:
     _, info = envs.reset(seed=0)
     for row in drawn.reshape(-1, ENVS).tolist():
-        offered = info["available_actions"]
-        actions = [say[phrases[number % len(phrases)]] for phrases, number in zip(offered, row, strict=True)]
+        available = info["available_actions"]
+        actions = [say[phrases[number % len(phrases)]] for phrases, number in zip(available, row, strict=True)]
         info = envs.step(np.stack(actions))[-1]
 
 

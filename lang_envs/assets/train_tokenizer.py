@@ -1,9 +1,9 @@
-"""Train the embedded tokenizer on text that the environments produce: ``python -m lang_envs.assets.train_tokenizer``."""
+"""Train the embedded tokenizer on text of the environments: ``python -m lang_envs.assets.train_tokenizer``."""
 
 from __future__ import annotations
 
 import argparse
-import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,40 +13,45 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lang_envs import ENVIRONMENTS, LanguageEnv
+from lang_envs.assets import TOKENIZER_FILE
 from lang_envs.datascicoding import DATASETS
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import prompt
 
 SPECIAL_TOKENS = ["<|pad|>", "<|begin|>", "<|end|>", "<|prefix|>", "<|suffix|>", "<|middle|>"]
-"""Padding, begin, end, and the three markers of infilling, in id order."""
-
-
+"""Padding, begin, end, and the three infill markers, in the order of their ids."""
+MANUALS_FILE = Path(__file__).with_name("tokenizer_manuals.json")
+"""Manuals of the environments as of the day the tokenizer was trained: it must not change when they are reworded."""
+PROGRAMS = 300
+"""Number of random programs."""
 WEIGHT = 10
-"""How often an environment's text counts: programs are many, and none of the environments' phrases should fall apart for them."""
+"""How often the text of an environment with phrases counts, so that the many programs do not dominate the merges."""
+VOCABULARY_SIZE = 1536
 
 
-def env_text() -> Iterator[str]:
-    """Every sentence, every phrase and the manual of every environment of phrases; prompts and random programs."""
+def training_text() -> Iterator[str]:
+    """Yield random programs, prompts, and the sentences, phrases and manuals of environments with phrases."""
     rng = np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(PROGRAMS):
         yield " " + random_program(rng)
     for entry in DATASETS.values():
         yield prompt("completion", entry.title, (1000, 10), 2, None)
-    for name, row in ENVIRONMENTS.items():
-        if not row.finite:
+    manuals = json.loads(MANUALS_FILE.read_text(encoding="utf-8"))
+    for name, registered in ENVIRONMENTS.items():
+        if not registered.finite:
             continue
-        environment = gym.make(name, interface="text").unwrapped
-        assert isinstance(environment, LanguageEnv)
+        env = gym.make(name, interface="text").unwrapped
+        assert isinstance(env, LanguageEnv)
         for _ in range(WEIGHT):
-            for part in environment.text_parts or ():
+            for part in env.text_parts or ():
                 yield from part
-            for phrase in environment.action_names:
+            for phrase in env.action_names:
                 yield " " + phrase
-            yield inspect.getdoc(type(environment)) or ""
+            yield manuals[type(env).__name__]
 
 
-def train(vocabulary_size: int) -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer: every byte is a token, so that any string can be encoded and comes back unchanged."""
+def train(vocabulary_size: int = VOCABULARY_SIZE) -> tokenizers.Tokenizer:
+    """Train a byte-level BPE tokenizer: every byte is a token, so any text can be encoded and decoded unchanged."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,18 +62,19 @@ def train(vocabulary_size: int) -> tokenizers.Tokenizer:
         min_frequency=1,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(env_text(), trainer)
+    tokenizer.train_from_iterator(training_text(), trainer)
     return tokenizer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vocabulary-size", type=int, default=1536, help="at most this many entries")
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("tokenizer.json"))
+    """Train the tokenizer and write it to a file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--vocabulary-size", type=int, default=VOCABULARY_SIZE, help="greatest number of tokens")
+    parser.add_argument("--output", type=Path, default=TOKENIZER_FILE, help="the file to write")
     arguments = parser.parse_args()
     tokenizer = train(arguments.vocabulary_size)
     tokenizer.save(str(arguments.output))
-    print(f"{tokenizer.get_vocab_size()} entries written to {arguments.output}")
+    print(f"wrote {tokenizer.get_vocab_size()} tokens to {arguments.output}")
 
 
 if __name__ == "__main__":

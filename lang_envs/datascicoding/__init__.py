@@ -1,4 +1,4 @@
-"""DataSciCoding: programs as actions, data sets as tasks, scores as rewards."""
+"""DataSciCoding: actions are programs, tasks are data sets, rewards are scores."""
 
 from lang_envs.datascicoding.datasets import DATASETS, Dataset, load_dataset
 

@@ -1,4 +1,4 @@
-"""DataSciCoding as an environment."""
+"""DataSciCoding as a text environment: the class that is registered with Gymnasium."""
 
 from __future__ import annotations
 
@@ -17,30 +17,51 @@ from lang_envs.sandbox import Limits
 from lang_envs.tokenizer import Tokenizer
 
 BEST_PROGRAM_FILE = "best_program.py"
+"""File in the folder of a training run that holds the best program."""
 _MAX_TEXT = 8192
+"""Characters of the longest observation and of the longest action."""
+FAILURE_REWARD = -1.0
 
 
 class DataSciCodingEnv(LanguageEnv):
-    """Write a program that learns to tell classes apart, and be paid by how well it does.
+    """Write a program that trains a classifier; the reward is its score on held-out data.
 
     Description
     -----------
-    From "Reinforcing Language Agents via Policy Optimization with Action Decomposition" (arXiv 2405.15821), after
-    CAAFE (arXiv 2305.03403). One step is one program, run in a sandbox (:mod:`lang_envs.sandbox`) on real or generated
-    tables.
+    Each action is one program. It runs in a sandbox (:mod:`lang_envs.sandbox`) on a data set of at most 2000 rows.
+    ``python -m lang_envs datasets`` lists the 14 registered sets; ``DataSciCoding-v0`` takes a data set of your own.
 
     Action Space
     ------------
-    Free text: the body of ``def build_model(x_train, y_train)``, which leaves a fitted classifier in ``model``. Lines
-    that stand indented are taken as they are, others are indented as a block, and ``return model`` follows. A fenced
-    block counts alone, and a whole definition of ``build_model`` will do as well. ``x_train`` is a float64 array
-    (rows, features), ``y_train`` int64 (rows,). A program can import the standard library, NumPy, SciPy and
-    scikit-learn, whose experimental estimators are enabled, and open no file.
+    Text of at most 8192 characters: the body of ``def build_model(x_train, y_train)``, which assigns a fitted
+    classifier to ``model``. ``return model`` is appended.
+
+    - ``x_train`` is a float64 array (rows, features), ``y_train`` an int64 array (rows,) of classes from 0.
+    - If the text contains a fenced code block, only that block counts. A whole definition of ``build_model`` is
+      accepted as well. Indented lines are taken as they are; other lines are indented as a block.
+    - A program can import the standard library, NumPy, SciPy and scikit-learn, with the experimental estimators
+      enabled. It cannot open files and has one thread.
 
     Observation Space
     -----------------
-    The data set's public name, the shape of ``x_train``, the number of classes; after a program that failed, the
-    program and the last lines of its error; the head of the function to write. ``prompt_style`` says in which form.
+    Text: the name of the data set, the shape of ``x_train`` and the number of classes; after a program that failed,
+    that program and the last lines of its error; then the head of the function. The first observation of balance scale
+    is::
+
+        # Balance Scale: x_train (62, 4), 3 classes.
+        def build_model(x_train, y_train):
+
+    Its form is the argument ``prompt_style``:
+
+    ==============  ================================================================  ================================
+    prompt_style    form                                                              default for
+    ==============  ================================================================  ================================
+    ``completion``  comments and the head of the function, which the model continues  a tokenizer without the others
+    ``infill``      the same with infill markers around the missing body              a tokenizer with infill markers
+    ``chat``        an instruction in English                                         a tokenizer with a chat template
+    ==============  ================================================================  ================================
+
+    ``symbolic_observation()`` is an int64 vector of 4 entries: programs written, training rows, features, classes.
 
     Starting State
     --------------
@@ -48,66 +69,94 @@ class DataSciCodingEnv(LanguageEnv):
 
     Rewards
     -------
-    The mean ROC AUC over five repetitions, each a random split in halves (seeds 0 to 4, not stratified): the program
-    sees one half, and the features of the other in an order that follows from them; its probabilities are scored
-    outside. One against one where there are more than two classes. −1 for a program that fails: it raises, takes too
-    long, is refused by the sandbox, or its probabilities are of the wrong shape, not finite, negative, or do not sum to
-    one.
+    ==========================  ===============  ===============================================================
+    status                      reward           cause
+    ==========================  ===============  ===============================================================
+    ``ok``                      ROC AUC, 0 to 1  the program works
+    ``error``                   −1               it raises an error, ends itself, or is longer than 64 KiB
+    ``rejected``                −1               its probabilities have the wrong shape, are not between 0 and
+                                                 1, or do not sum to one (checked for three or more classes)
+    ``timeout``, ``cpu limit``  −1               the five runs together take longer than ``seconds``
+    ``violation``, ``crash``    −1               it makes a forbidden system call, or a signal ends it
+    ==========================  ===============  ===============================================================
 
-    The splits are the same for every program and share rows. Of its own run a program learns nothing of the other
-    half, and it can leave nothing for the next; but an agent that goes on writing programs can come to know labels by
-    heart, in small steps by their scores, in large ones by raising errors that say them, since an error is shown in the
-    next prompt. A reward says what a program is worth on these splits, not on rows that nobody has seen.
+    The ROC AUC is the mean over five random splits into halves (seeds 0 to 4, not stratified). For each split, the
+    program sees one half and the features of the other; its probabilities for the other half are scored outside the
+    sandbox. With more than two classes it is the mean over all pairs of classes (one against one).
+
+    *The reward is not an estimate of the accuracy on new data.* The splits are the same for every program and share
+    rows. A program learns nothing about the labels of the other half, and can leave nothing for the next program. But
+    an agent that writes many programs can learn labels: slowly from scores, fast from errors, which are shown in the
+    next observation and can contain labels of the training half.
 
     Episode End
     -----------
-    Terminated by a program that works; truncated after ``max_programs`` that do not.
+    *Terminated* by a program that works. *Truncated* after ``max_programs`` programs that do not work.
 
     Information
     -----------
-    After a step ``works``, ``success`` (the same), ``error``, ``status`` (see :class:`lang_envs.sandbox.Result`),
-    ``program`` (the whole definition), ``sandbox`` (its tier); of a program that works also ``score``, ``score_std``
-    and ``script``, the program as a file that scores itself with scikit-learn.
+    =========================  =================================================================================
+    entry                      meaning
+    =========================  =================================================================================
+    ``text``                   the observation as text (str)
+    ``action_valid``           after a step: always True
+    ``works``, ``success``     whether the program works (bool, both the same)
+    ``error``                  the reason why it does not (str); empty if it works
+    ``status``                 see :class:`lang_envs.sandbox.Result`
+    ``program``                the whole definition of ``build_model`` (str)
+    ``sandbox``                the tier of the sandbox, see :func:`lang_envs.sandbox.tier_of`
+    ``score``, ``score_std``   if it works: mean and standard deviation of the ROC AUC over the five splits
+                               (float)
+    ``script``                 if it works: a Python file (str) that computes the score with scikit-learn,
+                               without the sandbox
+    ``metrics``, ``artifact``  for training, see :class:`lang_envs.Transition`; the artifact is the script
+    =========================  =================================================================================
 
     Arguments
     ---------
     dataset : str or Dataset
-        A name of ``python -m lang_envs datasets``, ``"openml:ID"``, ``"kaggle:owner/name"``,
-        ``"csv:path?target=column"``, ``"sklearn:wine"``, or a data set of your own.
+        A name that ``python -m lang_envs datasets`` lists, ``"openml:ID"``, ``"kaggle:owner/name"``,
+        ``"csv:path?target=column"``, ``"sklearn:wine"``, or a :class:`lang_envs.datascicoding.Dataset`. Each registered
+        id except ``DataSciCoding-v0`` sets it.
     max_programs : int
-        Programs in an episode.
+        Greatest number of programs in an episode; default 5.
     seconds : float
-        Time on the clock for all five repetitions together; they have one thread.
+        Time limit of a program, in s, for all five splits together; default 30.
     memory_mb : int
-        ActionRecord over that of the idle process, in MiB.
+        Memory limit of a program in MiB, in addition to that of the idle process; default 1024.
     prompt_style : str, optional
-        ``"completion"``, ``"infill"`` or ``"chat"``; by default what suits the tokenizer, completion where there is
-        none.
+        ``"completion"``, ``"infill"`` or ``"chat"``; by default it follows from the tokenizer.
     sandbox : str
-        ``"auto"`` isolates programs or refuses to start; ``"process"`` only gives each a process and limits.
+        ``"auto"`` isolates programs, or raises an error where the machine cannot. ``"process"`` only gives each program
+        a process and limits: no protection.
     max_workers : int
-        Programs that run at once, in all environments of this process that say the same number.
+        Number of programs that run at the same time. All environments of a process with the same number share the
+        workers.
     cache_dir : str, optional
-        A folder in which scores are kept from one process to the next.
+        Folder in which scores are kept for other processes.
+    render_mode : str, optional
+        ``"ansi"``: the last program and its score or error.
 
     Raises
     ------
     FileNotFoundError
-        If the data set is not here; the message says how to get it.
+        If the data set is not on this machine; the message names the command that fetches it.
+    ValueError
+        If an argument is invalid, or a class has too few rows for the splits.
     lang_envs.sandbox.SandboxError
-        If programs can't be isolated here, and whenever the machinery (not a program) fails.
+        If this machine cannot isolate programs; during a step, if the sandbox itself fails (not a program).
 
     References
     ----------
-    - Paper: https://arxiv.org/abs/2405.15821
-    - CAAFE: https://arxiv.org/abs/2305.03403
+    Source: POAD (arXiv:2405.15821), whose data sets and scores follow CAAFE (arXiv:2305.03403). Sandbox, prompts and
+    the treatment of errors are ours.
 
     Version History
     ---------------
-    - v0: initial version
+    - v0: first version.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 — as Gymnasium declares it
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     symbolic_fields = ("programs_written", "training_rows", "features", "classes")
     discount = 0.95
     state_fields: ClassVar[tuple[str, ...]] = ("_written", "_last", "_last_score")
@@ -128,13 +177,13 @@ class DataSciCodingEnv(LanguageEnv):
         super().__init__(max_text_length=_MAX_TEXT, max_action_length=_MAX_TEXT, render_mode=render_mode)
         if dataset is None:
             raise ValueError(
-                "dataset: none was given; give a Dataset, a name that `python -m lang_envs datasets` shows, openml:ID, "
-                "kaggle:owner/name or csv:path?target=column (on the command line --set dataset=...)"
+                "dataset is missing: expected a Dataset, a name that `python -m lang_envs datasets` lists, openml:ID, "
+                "kaggle:owner/name or csv:path?target=column (on the command line: --set dataset=...)"
             )
         if prompt_style is not None and prompt_style not in STYLES:
             raise ValueError(f"prompt_style={prompt_style!r} is not one of {STYLES} or None")
         if isinstance(max_programs, bool) or not isinstance(max_programs, int) or max_programs < 1:
-            raise ValueError(f"max_programs={max_programs!r} must be a whole number of at least 1")
+            raise ValueError(f"max_programs={max_programs!r} is not valid: expected a whole number of at least 1")
         self.dataset = load_dataset(dataset) if isinstance(dataset, str) else dataset
         self._name = dataset if isinstance(dataset, str) else None
         self.max_programs = max_programs
@@ -150,13 +199,17 @@ class DataSciCodingEnv(LanguageEnv):
         self.start({})
 
     def configure_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Choose the prompt style, unless it was given."""
         if not self._style_is_chosen:
             self.prompt_style = style_for(tokenizer)
         elif self.prompt_style == "infill" and not tokenizer.infill:
-            raise ValueError(f"prompt_style='infill': the tokenizer {tokenizer.name!r} has no infill markers")
+            raise ValueError(
+                f"prompt_style='infill' needs infill markers, which the tokenizer {tokenizer.name!r} does not have: "
+                "choose completion or chat"
+            )
 
     def random_text(self, rng: np.random.Generator) -> str:
-        """A program of :mod:`lang_envs.datascicoding.programs`."""
+        """Draw a program; see :mod:`lang_envs.datascicoding.programs`."""
         return random_program(rng)
 
     def start(self, options: dict[str, Any]) -> None:
@@ -166,14 +219,14 @@ class DataSciCodingEnv(LanguageEnv):
         self._begun.clear()
 
     def prefetch(self, action: str) -> None:
-        """Begin to score a program in the background; the step that says it waits for the score."""
+        """Start to score a program in the background; the step with this program waits for the score."""
         function = function_of(action)
         future = self.scorer.submit(function)
         self._begun[function] = future
 
     @property
     def scorer(self) -> Scorer:
-        """What runs the programs; a copy of this environment in another process has its own."""
+        """Runs and scores the programs. A copy of this environment in another process has its own."""
         if self._scorer is None or self._scorer.owner != os.getpid():
             self._begun.clear()
             self._scorer = shared_scorer(*self._scoring)
@@ -197,8 +250,8 @@ class DataSciCodingEnv(LanguageEnv):
             "sandbox": scorer.tier,
         }
         if score.mean is None:
-            info["metrics"] = {"reward": -1.0, "works": 0.0, "sandbox": scorer.tier}
-            return Transition(-1.0, terminated=False, truncated=self._written >= self.max_programs, info=info)
+            info["metrics"] = {"reward": FAILURE_REWARD, "works": 0.0, "sandbox": scorer.tier}
+            return Transition(FAILURE_REWARD, terminated=False, truncated=self._written >= self.max_programs, info=info)
         script = script_of(function, self.dataset, score, self._name)
         info |= {
             "score": score.mean,
@@ -216,19 +269,19 @@ class DataSciCodingEnv(LanguageEnv):
         return np.array([self._written, *self._shape, self._classes], dtype=np.int64)
 
     def render(self) -> str | None:
-        """The last program and what came of it."""
+        """Return the last program and its score or error, as text (``ansi``)."""
         if self.render_mode != "ansi":
             return None
         lines = [f"{self.dataset.title}: {self._written} of {self.max_programs} programs written"]
         if self._last is not None and self._last_score is not None:
             score = self._last_score
-            said = f"ROC AUC {score.mean:.4f} ± {score.std:.4f}" if score.works else score.error
-            lines += ["", self._last.function, "", said]
-        # a program may hold what moves a terminal's cursor
+            result = f"ROC AUC {score.mean:.4f} ± {score.std:.4f}" if score.works else score.error
+            lines += ["", self._last.function, "", result]
+        # Control characters of a program could move the terminal's cursor.
         return "".join(c if c.isprintable() or c == "\n" else "?" for c in "\n".join(lines))
 
     def close(self) -> None:
-        """Let go of the sandbox, which ends with the last environment that uses it."""
+        """Release the sandbox, which ends with the last environment that uses it."""
         self._scorer = None
         self._begun.clear()
 

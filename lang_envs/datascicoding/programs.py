@@ -1,8 +1,8 @@
-"""A policy that writes programs at random: bodies of ``build_model(x_train, y_train)`` with scikit-learn.
+"""Random programs: bodies of ``build_model(x_train, y_train)`` with scikit-learn, drawn from a grammar.
 
-A grammar of many classifiers, arguments and preprocessing steps, every choice uniform and none made by looking at a
-score. Half of the programs are then broken on purpose, in the ways in which programs do break. The tables are all
-there is to choose from; values that would make a fit slow are left out of them.
+The grammar has many classifiers, arguments and preprocessing steps. Every choice is uniform, and no score was used to
+select them. Half of the programs are then broken on purpose, in ways in which real programs break. Values that would
+make a fit slow are not in the tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 MAX_CHARACTERS = 280
-"""Longer programs are drawn anew: an action has at most 128 tokens."""
+"""Longer programs are drawn again: an action has at most 128 tokens."""
 
 MODULES = {
     "calibration": "CalibratedClassifierCV",
@@ -39,8 +39,8 @@ MODULES = {
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
 
-# A row is a call and the further arguments it may get; of values between bars one is drawn, @ stands for a call of
-# SIMPLE. Arguments inside the call are always there: without them there are no probabilities, or the fit is slow.
+# A row is a call and its optional arguments. One of the values between bars is drawn; @ becomes a call of SIMPLE.
+# Arguments inside the call are always used: without them there are no probabilities, or the fit is slow.
 CLASSIFIERS: tuple[tuple[str, ...], ...] = (
     ("LogisticRegression()", "C=0.01|0.1|1|10|100", "max_iter=100|200|1000", 'class_weight="balanced"'),
     ("SVC(probability=True)", "C=0.1|1|10|30", 'gamma="scale"|"auto"|0.01|0.1|1', 'kernel="rbf"|"sigmoid"'),
@@ -99,7 +99,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ("VarianceThreshold()", "threshold=0.01|0.1"),
 )
 FITS = "model = {}\n    model.fit(x_train, y_train)", "model = {}.fit(x_train, y_train)"
-# steps that multiply the features, before what takes long on many
+# Steps that multiply the number of features, before steps or classifiers that are slow with many features.
 WIDE = "Spline|Polynomial|KBins|Nystroem"
 TOO_SLOW = re.compile(rf"({WIDE})\w*\(.*({WIDE}|Power|Bagging|Forest|Boost|Trees|SVC)")
 WITHOUT_PROBABILITIES: tuple[tuple[str, ...], ...] = (
@@ -116,10 +116,10 @@ WITHOUT_PROBABILITIES: tuple[tuple[str, ...], ...] = (
     ("DecisionTreeRegressor()", "max_depth=2|3|5|10", "min_samples_leaf=1|5|20"),
     ("RandomForestRegressor(n_estimators=5|10|20)", "max_depth=2|3|5"),
 )
-# Where a working program breaks, and what may stand there instead: regular expressions and templates.
+# Ways to break a working program: a regular expression, and templates for what replaces its match.
 MISSPELT = r"\2\1", r"\1", r"\1\2\2"
 BREAKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "no probabilities": ("^", ("",)),  # nothing to replace: the classifier comes from the other table
+    "no probabilities": ("^", ("",)),  # nothing is replaced: the classifier comes from WITHOUT_PROBABILITIES
     "forgotten import": (r"from .*\n    ", ("",)),
     "wrong module": (r"sklearn\.\w+", ("sklearn", *(f"sklearn.{module}" for module in MODULES))),
     "misspelt module": (r"([a-z])([a-z])(?=\w* import)", MISSPELT),
@@ -159,26 +159,29 @@ BREAKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class Program(NamedTuple):
-    """A body, the classifier that ends it, and what was done to break it ("" for nothing)."""
+    """A random program."""
 
     text: str
+    """The body of ``build_model``."""
     classifier: str
+    """Class name of the classifier."""
     breakage: str
+    """A key of ``BREAKAGES``; empty for a working program."""
 
 
 def random_program(rng: np.random.Generator) -> str:
-    """Body of ``build_model`` that leaves a fitted classifier in ``model``, or half of the time fails to.
+    """Draw the body of ``build_model``; half of the programs work.
 
-    Its first line is not indented (it follows the four spaces of the prompt), the others are.
+    The first line is not indented, because it follows the indentation in the prompt; the other lines are.
     """
     return draw(rng).text
 
 
 def draw(rng: np.random.Generator) -> Program:
-    """Draw a program with what is known about it.
+    """Draw a program.
 
-    Programs that are too long, too slow, or that the drawn kind of breakage can't happen to, are drawn anew. What was
-    drawn first is kept meanwhile, so that all kinds, and all classifiers of working programs, are equally frequent.
+    Programs that are too long, too slow, or cannot be broken in the drawn way are drawn again. The way, and the
+    classifier of a working program, are drawn only once, so all ways and all classifiers are equally frequent.
     """
     breakage = _one(rng, BREAKAGES) if rng.random() < 0.5 else ""
     if breakage:
@@ -205,7 +208,7 @@ def _one(rng: np.random.Generator, choices: Iterable[str]) -> str:
 
 
 def _call(rng: np.random.Generator, table: tuple[tuple[str, ...], ...], most: int) -> str:
-    """Draw a row, and between none and ``most`` of its arguments."""
+    """Draw a row of a table, and 0 to ``most`` of its optional arguments."""
     call, *more = table[rng.integers(len(table))]
     chosen = rng.choice(len(more), rng.integers(min(most, len(more)) + 1), replace=False)
     arguments = ", ".join(more[index] for index in sorted(chosen))
@@ -217,7 +220,7 @@ def _call(rng: np.random.Generator, table: tuple[tuple[str, ...], ...], most: in
 
 
 def _imports(model: str) -> str:
-    """Import what the expression calls, a line per module."""
+    """Return the import statements that an expression needs, one line for each module."""
     called = sorted(set(re.findall(r"\w+(?=\()", model)))
     lines: dict[str, list[str]] = {}
     for name in called:
@@ -226,7 +229,7 @@ def _imports(model: str) -> str:
 
 
 def _replace(rng: np.random.Generator, text: str, pattern: str, templates: tuple[str, ...]) -> str:
-    """Replace one of the places where the pattern is found; the same text where there is none."""
+    """Replace one random match of a pattern; return the same text if there is none."""
     found = list(re.finditer(pattern, text))
     if not found:
         return text

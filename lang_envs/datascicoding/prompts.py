@@ -1,4 +1,4 @@
-"""What the agent is told, in the style its tokenizer asks for, and how its answer becomes a program."""
+"""Observations of DataSciCoding in three prompt styles, and conversion of actions to programs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from lang_envs.storage import storable
 from lang_envs.tokenizer import HOLE, Tokenizer
 
 STYLES = ("completion", "infill", "chat")
+"""Names of the prompt styles."""
 HEAD = "def build_model(x_train, y_train):"
 TAIL = "    return model"
+"""First and last line of the function that the agent completes."""
 _SHOWN_CHARACTERS = 2000
+"""Of a program that failed."""
 _SHOWN_ERROR_LINES, _SHOWN_ERROR_CHARACTERS = 3, 300
 _WHOLE = re.compile(r"^def build_model\(", re.MULTILINE)
 _NOT_SHOWN = re.compile(f"[^{re.escape(string.printable)}]|[\r\x0b\x0c]")
@@ -22,24 +25,38 @@ _NOT_SHOWN = re.compile(f"[^{re.escape(string.printable)}]|[\r\x0b\x0c]")
 
 @storable
 class Attempt(NamedTuple):
-    """A program of the agent's that failed, and how."""
+    """The last program and its error, as far as the next observation shows them."""
 
     function: str
     error: str
 
 
 def style_for(tokenizer: Tokenizer) -> str:
-    """The prompt style that suits a tokenizer: of its chat template, of its infill markers, or plain completion."""
+    """Return the prompt style for a tokenizer: chat, infill or completion, the first that it supports."""
     if tokenizer.chat_template:
         return "chat"
     return "infill" if tokenizer.infill else "completion"
 
 
 def prompt(style: str, title: str, shape: tuple[int, int], classes: int, last: Attempt | None) -> str:
-    """The observation: the task, the last program with its error where there is one, the head of the next.
+    """Return an observation: the task, the last program with its error if there is one, the head of the function.
 
-    Only printable ASCII, whatever stands in the program. ``completion`` ends three spaces into the function, for the
-    fourth belongs to the answer; ``infill`` has :data:`lang_envs.tokenizer.HOLE` where the body goes.
+    It is printable ASCII; other characters of the program become ``?``. ``completion`` ends after three of the four
+    spaces of indentation, because the fourth is the space that begins every action. ``infill`` contains
+    :data:`lang_envs.tokenizer.HOLE` in place of the body.
+
+    Parameters
+    ----------
+    style : str
+        One of ``STYLES``.
+    title : str
+        Public name of the data set.
+    shape : tuple of int
+        Rows and columns of ``x_train``.
+    classes : int
+        Number of classes.
+    last : Attempt or None
+        The last program, if it failed.
     """
     task = f"{title}: x_train {shape}, {classes} classes."
     if style == "chat":
@@ -63,7 +80,7 @@ def _shown(text: str) -> str:
 
 
 def attempt(function: str, error: str) -> Attempt:
-    """What of a failed program the next prompt shows: its beginning, and its error's last lines."""
+    """Return what the next observation shows of a failed program: its beginning, and the last lines of its error."""
     if len(function) > _SHOWN_CHARACTERS:
         function = function[:_SHOWN_CHARACTERS] + " ..."
     lines = [line for line in error.splitlines() if line.strip()][-_SHOWN_ERROR_LINES:]
@@ -71,11 +88,11 @@ def attempt(function: str, error: str) -> Attempt:
 
 
 def function_of(answer: str) -> str:
-    """The definition of ``build_model`` that an answer means; its text is only cut and indented, never read as code.
+    """Return the definition of ``build_model`` for an answer. Its text is cut and indented, but not parsed or run.
 
-    A fenced block counts alone. An answer that holds the whole definition is taken as it is. Of a body, lines that
-    stand indented are taken as they are, and others are indented as a block; ``return model`` follows. An answer that
-    is longer than a program may be is not read: the sandbox refuses it by its length.
+    If there is a fenced code block, only that block counts. A whole definition is returned as it is. In a body,
+    indented lines are kept, other lines are indented as a block, and ``return model`` is appended. An answer that is
+    longer than the limit of programs is only cut, and the sandbox rejects it by its length.
     """
     if len(answer) > SOURCE_BYTES:
         return answer[: SOURCE_BYTES + 1]
@@ -87,7 +104,7 @@ def function_of(answer: str) -> str:
 
 
 def _fenced(answer: str) -> str:
-    """What stands in the first fenced block, or the whole answer where there is none."""
+    """Return the content of the first fenced block, or the whole answer where there is none."""
     _, fence, rest = answer.partition("```")
     _, newline, block = rest.partition("\n")
     return block.partition("```")[0] if fence and newline else answer

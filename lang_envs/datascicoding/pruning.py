@@ -1,4 +1,4 @@
-"""A table pruned to the few rows, and the numbers, that a data set keeps of it."""
+"""Pruning: from a table of text to at most 2000 rows of numbers."""
 
 from __future__ import annotations
 
@@ -9,42 +9,52 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from lang_envs.datascicoding.catalog import Entry
+from lang_envs.datascicoding.catalog import DatasetEntry
 from lang_envs.datascicoding.tables import Column, Table
 
 MAX_ROWS = 2000
 MAX_CLASSES = 50
-"""A target with more values than this counts as a quantity, not as classes."""
+"""A target column with more values is not accepted as classes."""
 _SEED = 0
+_DRAWN_AT_ONCE = 4096
+_COLUMNS_SHOWN = 20
+"""Number of column names in an error message."""
 
 
-def prune(table: Table, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
-    """Drop columns and rows that lack a value, shuffle, keep what ``entry`` keeps, and make numbers of it.
+def prune(table: Table, entry: DatasetEntry) -> tuple[np.ndarray, np.ndarray]:
+    """Drop columns and incomplete rows, shuffle, keep a sample of rows, and convert values to numbers.
 
-    Categories become their place among the declared ones or, where none are declared, among those of the rows kept.
-    The rows that stay depend on the file alone. ActionRecord is needed for the rows kept, not for the file.
+    A category becomes its position among the declared categories; where none are declared, among the sorted categories
+    of the kept rows. The sample depends on the file only. Memory is needed for the kept rows, not for the whole file.
+
+    Parameters
+    ----------
+    table : Table
+    entry : DatasetEntry
+        The target, the columns to drop, the share of rows to keep, and the expected size.
 
     Returns
     -------
-    x, y
-        ``(rows, features)`` float64 and ``(rows,)`` int64, the classes from 0.
+    x : float64 array of shape ``(rows, features)``
+    y : int64 array of shape ``(rows,)``
+        Classes from 0.
 
     Raises
     ------
     ValueError
-        If the table can't be used so, or what is left is not what ``entry`` says.
+        If a column is missing, a value is invalid, or the result does not have the expected size.
     """
     names = [column.name for column in table.columns]
     if entry.target is None:
-        table.fail(f"which column is the target? Add target=COLUMN to {entry.name!r}; the columns are {_listed(names)}")
+        table.fail(f"no target column is given: add target=COLUMN to {entry.name!r}. The columns are {_listed(names)}")
     for name in (entry.target, *entry.drop):
         if names.count(name) != 1:
-            problem = "no column" if name not in names else "more than one column"
+            problem = "there is no column" if name not in names else "there is more than one column"
             table.fail(f"{problem} {name!r}; the columns are {_listed(names)}")
     target = names.index(entry.target)
     features = [k for k, name in enumerate(names) if k != target and name not in entry.drop]
     if not features:
-        table.fail(f"no column is left beside the target {entry.target!r}")
+        table.fail(f"there is no feature column besides the target {entry.target!r}")
     kept = _sample(table, [*features, target], entry.one_in)
     x = np.empty((len(kept), len(features)))
     for k, feature in enumerate(features):
@@ -57,14 +67,14 @@ def prune(table: Table, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
     ):
         if expected not in (None, found):
             table.fail(
-                f"{found} {noun} are left of {entry.name} after pruning, but it is known to have {expected}; "
-                "its source has changed, or this is part of it or another file"
+                f"{entry.name} has {found} {noun} after pruning, expected {expected}: the source has changed, or this "
+                "is another file or a part of it"
             )
     return x, y
 
 
 def _sample(table: Table, used: list[int], one_in: int) -> list[tuple[int, list[str]]]:
-    """Complete rows in random order: each draws a number, and those with the smallest stay."""
+    """Return a sample of the complete rows in random order: the rows with the smallest random numbers."""
     draws = _draws()
     whole = complete = 0
     lacking: Counter[int] = Counter()
@@ -76,16 +86,18 @@ def _sample(table: Table, used: list[int], one_in: int) -> list[tuple[int, list[
             lacking.update(k for k, value in zip(used, values, strict=True) if value in table.missing)
             continue
         complete += 1
-        candidate = (-next(draws), line, values)  # the heap's first is the one to go
+        candidate = (-next(draws), line, values)  # the first of the heap is removed next
         if len(kept) < MAX_ROWS:
             heapq.heappush(kept, candidate)
         elif candidate > kept[0]:
             heapq.heapreplace(kept, candidate)
     if not whole:
-        table.fail("there is no row in it")
+        table.fail("it has no rows")
     if not complete:
         column, rows = lacking.most_common(1)[0]
-        table.fail(f"every one of its {whole} rows lacks a value, {rows} of them {table.columns[column].name!r}")
+        table.fail(
+            f"each of its {whole} rows has a missing value, {rows} of them in the column {table.columns[column].name!r}"
+        )
     kept.sort(reverse=True)
     return [(line, row) for _, line, row in kept[: max(whole // one_in, 1)]]
 
@@ -93,7 +105,7 @@ def _sample(table: Table, used: list[int], one_in: int) -> list[tuple[int, list[
 def _draws() -> Iterator[float]:
     generator = np.random.default_rng(_SEED)
     while True:
-        yield from generator.random(4096).tolist()
+        yield from generator.random(_DRAWN_AT_ONCE).tolist()
 
 
 def _numbers(table: Table, column: Column, values: list[tuple[int, str]]) -> list[float]:
@@ -115,25 +127,25 @@ def _classes(table: Table, column: Column, values: list[tuple[int, str]]) -> np.
         numbers = [_number(value) for _, value in values]
         if fractions := [k for k, number in enumerate(numbers) if number is not None and not number.is_integer()]:
             line, value = values[fractions[0]]
-            table.fail(f"{value!r} in the target column {column.name!r} is no class but a quantity", line)
+            table.fail(f"{value!r} in the target column {column.name!r} is a fraction, not a class", line)
         values = [
             (line, value if n is None else _whole(value)) for (line, value), n in zip(values, numbers, strict=True)
         ]
     present = {value for _, value in values}
     order = [value for value in column.categories if value in present] if column.categories else _ordered(present)
     if len(order) == 1:
-        table.fail(f"the target column {column.name!r} holds one class only, {order[0]!r}")
+        table.fail(f"the target column {column.name!r} has only one class, {order[0]!r}")
     if len(order) > MAX_CLASSES:
         table.fail(
-            f"the target column {column.name!r} holds {len(order)} different values in {len(values)} rows; "
-            f"more than {MAX_CLASSES} are no classes"
+            f"the target column {column.name!r} has {len(order)} different values in {len(values)} rows, expected at "
+            f"most {MAX_CLASSES} classes"
         )
     codes = {value: code for code, value in enumerate(order)}
     return np.array([codes[value] for _, value in values], dtype=np.int64)
 
 
 def _whole(text: str) -> str:
-    """A whole number in its usual form, however large."""
+    """Return a whole number of any size in its standard form."""
     try:
         return str(int(text))
     except ValueError:  # 1.0, 1e3
@@ -148,11 +160,11 @@ def _number(text: str) -> float | None:
 
 
 def _ordered(values: Iterable[str]) -> list[str]:
-    """Different values, numbers by their size before other texts by the alphabet."""
+    """Return the different values: first numbers in ascending order, then other texts in alphabetical order."""
     pairs = [(_number(value), value) for value in set(values)]
     return [value for _, value in sorted(pairs, key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1]))]
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f", … ({len(names)} in all)" if len(names) > 20 else ""
-    return ", ".join(map(repr, names[:20])) + more
+    more = f", … ({len(names)} in total)" if len(names) > _COLUMNS_SHOWN else ""
+    return ", ".join(map(repr, names[:_COLUMNS_SHOWN])) + more

@@ -1,6 +1,6 @@
-"""Programs to scores: five splits of a data set, each program run on all of them, its probabilities judged out here.
+"""Scoring of programs: each one runs in the sandbox on five splits; its probabilities are scored in this process.
 
-The labels of a test half never leave this process; what comes back from the sandbox is numbers, checked before use.
+The labels of a test half never leave this process. The sandbox returns only numbers, which are checked before use.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ from lang_envs.sandbox import Limits, Result, shared_sandbox
 from lang_envs.storage import storable
 
 REPETITIONS = 5
+"""Number of splits."""
 _VERSION = 2
-"""Of the way scores are made. A cached score of another version is not used."""
-_REMEMBERED = 20_000
-_SUM_TOLERANCE = 1e-5
+"""Version of the scoring. A cached score of another version is not used."""
+_SCORES_CACHED = 20_000
+_RANGE_TOLERANCE = 1e-5
+"""Probabilities may be outside of 0 to 1 by so much."""
 RUN = """
 model = build_model(inputs["x_train"], inputs["y_train"])
 output = model.predict_proba(inputs["x_test"])
 """
-"""What stands behind a definition of ``build_model`` in the sandbox."""
+"""Appended to a definition of ``build_model`` in the sandbox."""
 
 
 @storable
 @dataclass(frozen=True)
 class Score:
-    """What a program is worth: the mean of its ROC AUC over the splits and their standard deviation, or its error."""
+    """The score of a program: mean and standard deviation of its ROC AUC over the splits; or the error."""
 
     mean: float | None
     std: float | None
@@ -53,34 +55,42 @@ class Score:
 
     @property
     def works(self) -> bool:
+        """Whether there is a score."""
         return self.mean is not None
 
     @property
     def certain(self) -> bool:
-        """Whether it would be the same again: what took too long may have met a busy machine."""
+        """Whether another run would give the same; after a timeout, the machine may have been busy."""
         return self.status not in ("timeout", "cpu limit")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Half of a data set to learn from; the other half, whose labels stay here, to be tested on."""
+    """A data set in two halves."""
 
     inputs: dict[str, np.ndarray]
+    """``x_train``, ``y_train`` and ``x_test``, which the program gets."""
     y_test: np.ndarray
+    """Labels of the test half, which it does not get."""
 
 
 def split(dataset: Dataset, seed: int) -> Split:
-    """Return a random split in halves, not stratified.
+    """Return a random split into halves, not stratified.
 
-    The halves, and the order of the training rows, are those of ``sklearn.model_selection.train_test_split`` with that
-    seed. The test rows are sorted by their values, because their random order is public: a program that knew the seed
+    The halves and the order of the training rows are those of ``sklearn.model_selection.train_test_split`` with this
+    seed. The test rows are sorted by their values, because the random order is public: a program that knows the seed
     could compute the place of each test row in the file, and files are often sorted by class. The order of equal rows
-    depends on a hash of the whole data set with its labels: nobody can compute it who does not know all labels.
+    depends on a hash of the whole data set with its labels, so it cannot be computed without all labels.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    seed : int
 
     Raises
     ------
     ValueError
-        If a class is missing from a half, so that no program could be scored on it.
+        If a class is missing from a half, so no program could be scored.
     """
     order = np.random.RandomState(seed).permutation(len(dataset.y))
     tested = math.ceil(len(order) / 2)
@@ -91,7 +101,7 @@ def split(dataset: Dataset, seed: int) -> Split:
             rare = sorted({*classes} - {*dataset.y[half]})[0]
             raise ValueError(
                 f"{dataset.name}: class {rare} has too few rows: it is missing from the {name} half of the split with "
-                f"seed {seed}"
+                f"seed {seed}. Use a data set with more rows of each class"
             )
     test = test[_order_of_values(dataset.x[test], _tie_breakers(dataset, seed, tested))]
     inputs = {"x_train": dataset.x[train], "y_train": dataset.y[train], "x_test": dataset.x[test]}
@@ -99,7 +109,7 @@ def split(dataset: Dataset, seed: int) -> Split:
 
 
 def _order_of_values(x: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """The order that sorts rows by their first column, then by the second, and so on; equal rows by ``ties``."""
+    """Return the order that sorts rows by the first column, then by the second, and so on; equal rows by ``ties``."""
     return np.lexsort((ties, *x.T[::-1]))
 
 
@@ -111,15 +121,15 @@ def _tie_breakers(dataset: Dataset, seed: int, rows: int) -> np.ndarray:
 
 
 def roc_auc(labels: np.ndarray, probabilities: np.ndarray) -> float:
-    """Area under the ROC curve, as scikit-learn counts it, without a look at anything but numbers.
+    """Return the area under the ROC curve, as ``sklearn.metrics.roc_auc_score`` computes it.
 
     Parameters
     ----------
     labels : int array (rows,)
         Classes from 0, each present.
     probabilities : float64 array (rows, classes)
-        Of two classes the second column counts; of more, the mean over all pairs of classes, each seen from both sides
-        (one against one, Hand and Till 2001).
+        For two classes, the second column counts. For more, the result is the mean over all ordered pairs of classes
+        (one against one; Hand and Till, 2001).
     """
     classes = probabilities.shape[1]
     if classes == 2:
@@ -133,7 +143,7 @@ def roc_auc(labels: np.ndarray, probabilities: np.ndarray) -> float:
 
 
 def _binary_auc(positive: np.ndarray, scores: np.ndarray) -> float:
-    """The share of pairs of a positive and a negative in which the positive stands higher; ties count half."""
+    """Return the share of pairs in which the positive has the higher score than the negative; ties count half."""
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     positives = int(positive.sum())
@@ -142,10 +152,10 @@ def _binary_auc(positive: np.ndarray, scores: np.ndarray) -> float:
 
 
 def check_probabilities(output: np.ndarray, rows: int, classes: int) -> str:
-    """What is wrong with finite float64 numbers as probabilities of ``rows`` × ``classes``; nothing if they will do."""
+    """Return why an array is not a matrix of probabilities of shape (rows, classes); empty if it is one."""
     if output.shape != (rows, classes):
         return f"predict_proba must give shape ({rows}, {classes}), not {output.shape}"
-    if output.min() < -_SUM_TOLERANCE or output.max() > 1 + _SUM_TOLERANCE:
+    if output.min() < -_RANGE_TOLERANCE or output.max() > 1 + _RANGE_TOLERANCE:
         return f"probabilities must lie between 0 and 1, not {output.min():.4g} and {output.max():.4g}"
     if classes > 2 and not np.allclose(output.sum(axis=1), 1):
         return "the probabilities of a row must sum to one"
@@ -153,10 +163,10 @@ def check_probabilities(output: np.ndarray, rows: int, classes: int) -> str:
 
 
 def kept_score(file: Path) -> Score | None:
-    """A score from the cache; None where there is none, or where what the file says can be no score."""
+    """Return a score from the cache; None if the file is missing or its content cannot be a score."""
     try:
         score = Score(**read_object(file, "mean", "std", "error", "status"))
-    except (OSError, ValueError, TypeError):  # not there, cut short by a crash of the machine, or planted
+    except (OSError, ValueError, TypeError):  # missing, incomplete after a crash of the machine, or forged
         return None
     numbers, texts = (score.mean, score.std), (score.error, score.status)
     works = all(is_number(value) and 0 <= (value or 0) <= 1 for value in numbers) and texts == ("", "ok")
@@ -165,19 +175,26 @@ def kept_score(file: Path) -> Score | None:
 
 
 class Scorer:
-    """Scores programs on one data set; remembers every answer by the content of what was asked.
+    """Scores programs on one data set, and caches the scores.
 
     Parameters
     ----------
     dataset : Dataset
     limits : Limits
-        ``wall_seconds`` are those of all repetitions together; with one thread they bound the processor's time.
+        ``wall_seconds`` is the limit for all splits together.
     sandbox : str
-        Mode of the sandbox.
+        Mode of the sandbox, ``"auto"`` or ``"process"``.
     max_workers : int
-        Programs that run at once.
-    cache_dir : path, optional
-        Where scores are kept beyond this process.
+        Number of programs that run at the same time.
+    cache_dir : str, optional
+        Folder in which scores are kept for other processes.
+
+    Raises
+    ------
+    ValueError
+        If a class has too few rows, see :func:`split`.
+    lang_envs.sandbox.SandboxError
+        If this machine cannot isolate programs.
     """
 
     def __init__(
@@ -188,9 +205,10 @@ class Scorer:
         self._classes = len(np.unique(dataset.y))
         self._limits = limits
         self._sandbox = shared_sandbox(sandbox, max_workers)
-        self._crew = _Crew(max_workers)
+        self._threads = _Threads(max_workers)
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, Future[Score]] = OrderedDict()
+        self.scores: OrderedDict[str, Future[Score]] = OrderedDict()
+        """The cache in memory, by a hash of program, data set, limits and versions."""
         self._folder = None if cache_dir is None else at_home(cache_dir)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -198,43 +216,47 @@ class Scorer:
         self._identity = json.dumps(
             [_VERSION, dataset.fingerprint, asdict(limits), self._sandbox.tier, REPETITIONS, versions]
         )
-        weakref.finalize(self, self._crew.dismiss)
+        weakref.finalize(self, self._threads.end)
 
     @property
     def tier(self) -> str:
-        """The sandbox's tier."""
+        """The tier of the sandbox."""
         return self._sandbox.tier
 
     def submit(self, function: str) -> Future[Score]:
-        """The score to be of a definition of ``build_model``; asked for again, it is the same answer.
+        """Score a definition of ``build_model`` in the background.
 
-        The future raises :class:`lang_envs.sandbox.SandboxError` where the machinery failed. That, and what took too
-        long, is not remembered.
+        Returns
+        -------
+        Future of Score
+            For the same program, the same future. It raises :class:`lang_envs.sandbox.SandboxError` if the sandbox
+            failed. Such failures and timeouts are not cached.
         """
         key = hashlib.sha256(f"{self._identity}\n{function}".encode(errors="surrogatepass")).hexdigest()
         with self._lock:
-            if (known := self._known.get(key)) is not None:
-                self._known.move_to_end(key)
+            if (known := self.scores.get(key)) is not None:
+                self.scores.move_to_end(key)
                 return known
-            future = self._known[key] = self._crew.submit(self._answer, key, function)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            future = self.scores[key] = self._threads.submit(self._score, key, function)
+            if len(self.scores) > _SCORES_CACHED:
+                self.scores.popitem(last=False)
         return future
 
-    def _answer(self, key: str, function: str) -> Score:
-        """Look up or run; what must not be remembered is forgotten before anybody can be told."""
+    def _score(self, key: str, function: str) -> Score:
+        """Look up or run; what must not be cached leaves the cache before the future has a result."""
         try:
             score = self._look_up_or_run(key, function)
         except BaseException:
-            self._forget(key)
+            self.forget(key)
             raise
         if not score.certain:
-            self._forget(key)
+            self.forget(key)
         return score
 
-    def _forget(self, key: str) -> None:
+    def forget(self, key: str) -> None:
+        """Remove a score from the cache in memory."""
         with self._lock:
-            self._known.pop(key, None)
+            self.scores.pop(key, None)
 
     def _look_up_or_run(self, key: str, function: str) -> Score:
         file = None if self._folder is None else self._folder / key[:2] / f"{key}.json"
@@ -246,16 +268,16 @@ class Scorer:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(file, json.dumps(asdict(score)))
             except OSError as error:
-                warnings.warn(f"a score could not be kept in {self._folder}: {error}", stacklevel=2)
+                warnings.warn(f"a score could not be written to {self._folder}: {error}", stacklevel=2)
         return score
 
     def _run(self, function: str) -> Score:
         areas = []
         left = self._limits.wall_seconds
         for number, part in enumerate(self._splits):
-            # The program's generators are seeded with the number of the repetition, whatever seeds the split: no order
-            # of test rows follows from either. A program can read its limit of processor time: if that were what is
-            # left, it would tell one repetition how long the last one took.
+            # The generators of the program have the number of the split as their seed; the order of test rows follows
+            # neither from it nor from the seed of the split. The limit of processor time is the same for each split,
+            # because a program can read it: the time that is left would tell how long the last split took.
             limits = replace(self._limits, wall_seconds=left)
             result = self._sandbox.run(function + "\n" + RUN, part.inputs, limits, seed=number)
             error, status = self._judge(result, len(part.y_test))
@@ -263,13 +285,13 @@ class Scorer:
                 return Score(None, None, error, status)
             assert result.output is not None
             areas.append(roc_auc(part.y_test, result.output))
-            left -= result.seconds  # what it waited for its turn is not the program's time
+            left -= result.seconds  # waiting for a free worker does not count
             if left <= 0:
                 return Score(None, None, self._too_slow(), "timeout")
         return Score(float(np.mean(areas)), float(np.std(areas)), "", "ok")
 
     def _judge(self, result: Result, rows: int) -> tuple[str, str]:
-        """What is wrong with a result, and its status; nothing and ``"ok"`` if it can be scored."""
+        """Return why a result cannot be scored, and its status; an empty text and ``"ok"`` if it can be."""
         if result.status in ("timeout", "cpu limit"):
             return self._too_slow(), result.status
         if result.output is None:
@@ -281,8 +303,8 @@ class Scorer:
         return f"TimeoutError: the program took longer than {self._limits.wall_seconds:g} s"
 
 
-class _Crew:
-    """Threads that work off a queue. Unlike those of an executor they do not keep the interpreter from ending."""
+class _Threads:
+    """Threads that process a queue. Unlike those of an executor, they do not keep the interpreter from ending."""
 
     def __init__(self, size: int) -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
@@ -304,9 +326,9 @@ class _Crew:
                 future.set_result(call(*arguments))
             except BaseException as error:
                 future.set_exception(error)
-            del job, future, call, arguments  # nothing is kept alive by a thread that waits
+            del job, future, call, arguments  # a waiting thread must not keep them alive
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         for _ in range(self._size):
             self._queue.put(None)
 
@@ -314,7 +336,7 @@ class _Crew:
 def shared_scorer(
     dataset: Dataset, limits: Limits, sandbox: str, max_workers: int, cache_dir: str | None = None
 ) -> Scorer:
-    """The scorer that all environments of this process share who ask for the same; it ends with the last of them."""
+    """Return the scorer with these parameters that this process shares; it ends with the last reference to it."""
     key = (dataset.fingerprint, limits, sandbox, max_workers, cache_dir)
     with _sharing:
         found = _shared.get(key)
@@ -349,13 +371,21 @@ if __name__ == "__main__":  # it scores itself with scikit-learn, without the sa
         found = build_model(x_train, y_train).predict_proba(x_test)
         scores.append(roc_auc_score(y_test, found[:, 1] if found.shape[1] == 2 else found, multi_class="ovo"))
     print(f"ROC AUC {{np.mean(scores):.4f}} ± {{np.std(scores):.4f}}")
-'''
+'''  # noqa: E501
 
 
 def script_of(function: str, dataset: Dataset, score: Score, source: str | None) -> str:
-    """A program as a file that can be run on its own.
+    """Return a Python file that computes the score of a program with scikit-learn, without the sandbox.
 
-    ``source`` is what :func:`load_dataset` knows its data by; without one, the file has to be told where they are.
+    Parameters
+    ----------
+    function : str
+        Definition of ``build_model``.
+    dataset : Dataset
+    score : Score
+        Score of the program.
+    source : str or None
+        Name of the data set for :func:`load_dataset`; without it, the file contains a placeholder.
     """
     title = dataset.title.replace("\\", "/").replace('"', "'")
     data = f"load_dataset({source!r})" if source else "...  # a Dataset that was made by hand: put it here"
@@ -369,7 +399,7 @@ _sharing = threading.Lock()
 
 
 def _forget_after_fork() -> None:
-    """Threads and locks do not come along into a forked process: its environments make scorers of their own."""
+    """In a forked process, drop the scorers, whose threads and locks do not work there."""
     global _sharing
     _sharing = threading.Lock()
     _shared.clear()

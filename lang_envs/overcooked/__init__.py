@@ -1,1 +1,1 @@
-"""A kitchen in which one cook chops, assembles and delivers salads."""
+"""Overcooked: one cook prepares and delivers salads."""

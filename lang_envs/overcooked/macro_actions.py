@@ -1,6 +1,6 @@
-"""What the cook can set out to do. A macro-action runs primitive steps until it is over.
+"""Macro-actions of the cook. A macro-action runs primitive steps until it is over.
 
-The reward of a macro-action is the sum of its primitive rewards, discounted by 0.99 a primitive step.
+Its reward is the sum of its primitive rewards, discounted by 0.99 per primitive step.
 """
 
 from __future__ import annotations
@@ -12,29 +12,34 @@ from typing import NamedTuple
 from lang_envs.overcooked.kitchen import CHOPS_NEEDED, IN_BOWL, NOTHING, Cell, Kitchen, State, is_next_to
 
 DISCOUNT = 0.99
-"""Discount of one primitive step."""
+"""Discount per primitive step."""
 
 
 Step = tuple[State, float, bool]
-"""State after a primitive step, its reward, whether the dish was delivered."""
+"""A primitive step: the next state, the reward, whether the right dish was delivered."""
 
 
 class MacroAction(NamedTuple):
-    """``kind`` is one of ``get``, ``go``, ``deliver``, ``chop``; ``target`` the index of an item or of a board."""
+    """What the cook tries to do."""
 
     kind: str
+    """``get``, ``go``, ``deliver`` or ``chop``."""
     target: int = 0
+    """Index of the item to get, or of the board to go to."""
 
 
-class Outcome(NamedTuple):
+class MacroResult(NamedTuple):
+    """The result of a macro-action."""
+
     state: State
     reward: float
+    """Discounted sum of the primitive rewards."""
     delivered: bool
     primitive_steps: int
 
 
 def macro_actions(kitchen: Kitchen) -> tuple[MacroAction, ...]:
-    """Every macro-action of a kitchen: get each food, get the bowl, go to each board, deliver, chop."""
+    """List the macro-actions of a kitchen: get each food, get the bowl, go to each board, deliver, chop."""
     return (
         *(MacroAction("get", item) for item in range(len(kitchen.foods) + 1)),
         *(MacroAction("go", board) for board in range(len(kitchen.boards))),
@@ -44,38 +49,39 @@ def macro_actions(kitchen: Kitchen) -> tuple[MacroAction, ...]:
 
 
 class Cook:
-    """Carries out macro-actions in one kitchen and remembers every outcome: states are few, the rules fixed."""
+    """Performs macro-actions in one kitchen. Results are cached: states are few, and rules are deterministic."""
 
     def __init__(self, kitchen: Kitchen) -> None:
         self.kitchen = kitchen
-        self._outcomes: dict[tuple[State, MacroAction], Outcome] = {}
+        self._results: dict[tuple[State, MacroAction], MacroResult] = {}
         self._observations: dict[State, tuple[int, ...]] = {}
 
     def __reduce__(self) -> tuple[Callable[[Kitchen], Cook], tuple[Kitchen]]:
-        return cook_in, (self.kitchen,)  # copies and pickles share what is remembered instead of carrying it
+        return cook_in, (self.kitchen,)  # copies and pickles share the cache of their process
 
-    def perform(self, state: State, macro: MacroAction) -> Outcome:
-        """The state after a macro-action, its discounted reward, whether the dish was delivered, and its length."""
+    def perform(self, state: State, macro: MacroAction) -> MacroResult:
+        """Perform a macro-action."""
         key = state, macro
-        outcome = self._outcomes.get(key)
-        if outcome is None:
-            outcome = self._outcomes[key] = self._run(state, macro)
-        return outcome
+        result = self._results.get(key)
+        if result is None:
+            result = self._results[key] = self._run(state, macro)
+        return result
 
     def observe(self, state: State) -> tuple[int, ...]:
-        """The symbolic observation of a state; see :meth:`Kitchen.symbolic_observation`."""
+        """Return the symbolic observation of a state; see :meth:`Kitchen.symbolic_observation`."""
         observation = self._observations.get(state)
         if observation is None:
             observation = self._observations[state] = self.kitchen.symbolic_observation(state)
         return observation
 
-    def _run(self, state: State, macro: MacroAction) -> Outcome:
-        steps = list(self._primitive_steps(state, macro))
+    def _run(self, state: State, macro: MacroAction) -> MacroResult:
+        steps = list(self.primitive_steps(state, macro))
         reward = sum(DISCOUNT**k * step_reward for k, (_, step_reward, _) in enumerate(steps))
         end, _, delivered = steps[-1]
-        return Outcome(end, reward, delivered, len(steps))
+        return MacroResult(end, reward, delivered, len(steps))
 
-    def _primitive_steps(self, state: State, macro: MacroAction) -> Iterator[Step]:
+    def primitive_steps(self, state: State, macro: MacroAction) -> Iterator[Step]:
+        """Yield the primitive steps of a macro-action; at least one."""
         if macro.kind == "chop":
             return self._chop(state)
         if macro.kind == "get":
@@ -84,7 +90,7 @@ class Cook:
         return self._go_and_act(state, kitchen.delivery if macro.kind == "deliver" else kitchen.boards[macro.target])
 
     def _go_and_act(self, state: State, target: Cell) -> Iterator[Step]:
-        """Walk to a place; act on it when carrying something, else stand next to it."""
+        """Walk to a place; act on it if the cook carries something, otherwise stop next to it."""
         kitchen, stood_still = self.kitchen, True
         while not is_next_to(state.cook, target):
             yield (step := kitchen.step_to(state, kitchen.next_cell(state.cook, target)))
@@ -129,5 +135,5 @@ class Cook:
 
 @cache
 def cook_in(kitchen: Kitchen) -> Cook:
-    """The one cook of a kitchen in this process."""
+    """Return the cook of a kitchen, one for each process, so that its cache is shared."""
     return Cook(kitchen)

@@ -1,4 +1,4 @@
-"""The kitchen in words: phrases for the macro-actions, sentences for what the cook sees."""
+"""The text of Overcooked: a phrase for each macro-action, sentences for what the cook sees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNSEEN: Cell = (0, 0)
 
 
 def action_phrases(kitchen: Kitchen) -> tuple[str, ...]:
-    """A phrase for each macro-action, in their order."""
+    """Return a phrase for each macro-action, in the order of :func:`macro_actions`."""
     return (
         *(f"get the {food}" for food in kitchen.foods),
         "get the bowl",
@@ -25,7 +25,7 @@ def action_phrases(kitchen: Kitchen) -> tuple[str, ...]:
 
 @lru_cache(maxsize=65536)
 def narrate(kitchen: Kitchen, observation: tuple[int, ...]) -> str:
-    """A symbolic observation of that kitchen in words; see :meth:`Kitchen.symbolic_observation`."""
+    """Return the text of a symbolic observation; see :meth:`Kitchen.symbolic_observation`."""
     foods, values = [], list(observation)
     for name in kitchen.foods:
         x, y, chops = values[:3]
@@ -35,7 +35,7 @@ def narrate(kitchen: Kitchen, observation: tuple[int, ...]) -> str:
     bowl, *boards, delivery, cook = cells
 
     def seen_at(cell: Cell) -> str | None:
-        """What is in a cell, the bowl standing for all that is in it."""
+        """Return the name of what is in a cell; a bowl includes the foods in it."""
         here = [f"{_CONDITIONS[chops]} {name}" for place, name, chops in foods if place == cell]
         if bowl == cell:
             return _bowl(here)
@@ -44,17 +44,17 @@ def narrate(kitchen: Kitchen, observation: tuple[int, ...]) -> str:
     sentences = [_task(kitchen.dish), _stand(kitchen, cook, delivery), _hands(seen_at(cook))]
     for name, board in zip(_board_names(kitchen), boards, strict=True):
         sentences.append(_board_sentence(name, board != _UNSEEN, seen_at(board)))
-    spoken_of = {_UNSEEN, cook, *boards}
+    mentioned = {_UNSEEN, cook, *boards}
     for place, name, chops in foods:
-        if place not in spoken_of and place != bowl:
+        if place not in mentioned and place != bowl:
             sentences.append(_on_counter(f"a {_CONDITIONS[chops]} {name}"))
-    if bowl not in spoken_of:
+    if bowl not in mentioned:
         sentences.append(_on_counter(str(seen_at(bowl))))
     return "".join(sentences).strip()
 
 
 def text_parts(kitchen: Kitchen) -> tuple[tuple[str, ...], ...]:
-    """Every observation is one choice from each part."""
+    """Return the parts of :attr:`LanguageEnv.text_parts`."""
     conditions = tuple(dict.fromkeys(_CONDITIONS))
     loose = [f"a {condition} {food}" for food in kitchen.foods for condition in conditions]
     bowls = [

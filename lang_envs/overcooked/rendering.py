@@ -1,4 +1,4 @@
-"""The kitchen as a picture and as plain text, both made from the state alone."""
+"""Rendering of a kitchen: a map as text and as a picture."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from lang_envs.overcooked.kitchen import CHOPS_NEEDED, HELD, IN_BOWL, NOTHING, S
 from lang_envs.pictures import INK, PAPER, WHITE, Picture, Place, Sprite
 
 CELL = 64
-"""Side of a cell in pixels; the picture has ``SIZE`` cells either way and a caption of ``CAPTION`` pixels below."""
+"""Side of a cell, in pixels."""
 CAPTION = 52
+"""Height of the caption, in pixels."""
 
 _GROUND = {(True, True): "#f6ecd4", (True, False): "#aca79f", (False, True): "#c4b59c", (False, False): "#8b8276"}
 _GOLD = "#f2c14e"
@@ -80,7 +81,7 @@ _SPRITES: dict[str, Sprite] = {
 
 
 def write(kitchen: Kitchen, state: State) -> str:
-    """A map of the kitchen in plain text; a frame stands around what the cook sees."""
+    """Return a map of the kitchen as text, with a frame around the cells that the cook sees."""
     canvas = [[" "] * (7 * SIZE + 4) for _ in range(2 * SIZE + 2)]
     for x in range(SIZE):
         canvas[0][7 * x + 6], canvas[2 * x + 2][1] = str(x), str(x)
@@ -100,13 +101,15 @@ def write(kitchen: Kitchen, state: State) -> str:
             *("".join(line).rstrip() for line in canvas),
             hands,
             "C cook  # counter  . floor  [ ] cutting board  D delivery counter  frame: what the cook sees",
-            f"{letters.upper()} raw (with a digit: chopped so often)  {letters} chopped  U bowl, with what is in it",
+            f"{letters.upper()} raw (digit: number of chops)  {letters} chopped  U bowl, with its content",
         )
     )
 
 
 def draw(kitchen: Kitchen, state: State) -> np.ndarray:
-    """A picture of the kitchen, uint8 of shape (height, width, 3); what the cook sees is light, the rest shaded.
+    """Return a picture of the kitchen, a uint8 array of shape (height, width, 3).
+
+    Cells that the cook sees are light, the others are dark.
 
     Raises
     ------

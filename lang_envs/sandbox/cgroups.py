@@ -1,4 +1,4 @@
-"""Limits of memory and processes for a whole worker, by cgroup v2 where this process may make a group."""
+"""Limits of memory and processes for a whole worker, by cgroup v2, where this process may make a group."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import time
 from pathlib import Path
 
 PROCESSES = 16
-"""The most processes of a worker. It needs four: two of its own, a program, and the child that stands by."""
+"""Greatest number of processes of a worker. It needs four: two of its own, a program, and the child that stands by."""
+_HEADROOM_BYTES = 64 << 20
+_REMOVAL_SECONDS, _RETRY_SECONDS = 2, 0.01
 _CONTROLLERS = {"memory", "pids"}
 _PREFIX = "lang-envs"
 _numbers = itertools.count()
 
 
 class Group:
-    """A cgroup for one worker, beside the one that this process is in.
+    """A cgroup for one worker, in or beside the group of this process.
 
-    Its processes join by writing to ``path / "cgroup.procs"``. It has no swap, and ``memory`` bounds what all of them
-    use together, page cache and the kernel's own tables included, which a limit of address space does not.
+    A process joins it by writing to ``path / "cgroup.procs"``. The group has no swap. Its limit of memory covers all
+    its processes together, including page cache and the kernel's own tables; a limit of address space does not.
 
     Parameters
     ----------
     proc : path
-        Where the kernel says which group this process is in, and where groups are mounted.
+        The proc file system: it names the group of this process and where groups are mounted.
 
     Raises
     ------
     OSError
-        If no group can be made; the message says why.
+        If no group can be made; the message gives the reason.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -39,7 +41,7 @@ class Group:
         self.path.mkdir()
         try:
             self._write("pids.max", PROCESSES)
-            with contextlib.suppress(FileNotFoundError):  # of a kernel without swap
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap
                 self._write("memory.swap.max", 0)
         except OSError:
             self.remove()
@@ -50,15 +52,15 @@ class Group:
         (self.path / name).write_text(str(value))
 
     def bound(self, idle: int, program: int) -> None:
-        """Set the limit of memory: of an idle worker and a program, with room for a copy of the idle process."""
-        memory = 2 * idle + program + (64 << 20)
+        """Limit memory to that of an idle worker, a copy of it, and a program; ``idle`` and ``program`` in bytes."""
+        memory = 2 * idle + program + _HEADROOM_BYTES
         if memory != self._memory:
             self._write("memory.max", memory)
             self._memory = memory
 
     def remove(self) -> None:
-        """End what is left in it and remove it."""
-        deadline = time.monotonic() + 2
+        """Kill the processes that are left in the group, and remove it."""
+        deadline = time.monotonic() + _REMOVAL_SECONDS
         while True:
             try:
                 self.path.rmdir()
@@ -70,11 +72,11 @@ class Group:
                     return
             with contextlib.suppress(OSError):  # before Linux 5.14 the processes end when their parent does
                 (self.path / "cgroup.kill").write_text("1")
-            time.sleep(0.01)
+            time.sleep(_RETRY_SECONDS)
 
 
 def _place(proc: Path) -> Path:
-    """The group in which one for a worker can be made."""
+    """Return the group in which one for a worker can be made."""
     mounts = [line.split() for line in (proc / "self" / "mounts").read_text().splitlines()]
     found = [Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"]
     own = [line[3:] for line in (proc / "self" / "cgroup").read_text().splitlines() if line.startswith("0::")]
@@ -96,7 +98,7 @@ def _place(proc: Path) -> Path:
 
 
 def _remove_left(parent: Path, proc: Path) -> None:
-    """Groups of trainers that were killed: only empty ones can be removed."""
+    """Remove the empty groups of trainers that were killed."""
     for group in parent.glob(f"{_PREFIX}-*-*"):
         owner = group.name.split("-")[-2]
         if owner.isdecimal() and not (proc / owner).exists():

@@ -1,4 +1,4 @@
-"""What this machine gives a sandbox: ``python -m lang_envs doctor``."""
+"""Report how well this machine can isolate programs: ``python -m lang_envs doctor``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from lang_envs.sandbox.pool import Sandbox
 from lang_envs.sandbox.tiers import LAYERS, SandboxError
 
 _TIMED = 50
+"""Number of programs whose run time is measured."""
+_SWAP_HEADER_LINES = 1
 
 
 def examine() -> tuple[bool, list[str]]:
-    """Whether programs can be isolated here, and the report, line by line."""
+    """Return whether this machine can isolate programs, and the lines of the report."""
     lines = [f"{platform.system()} {platform.release()} on {platform.machine()}, Python {platform.python_version()}"]
     started = time.perf_counter()
     try:
@@ -29,9 +31,9 @@ def examine() -> tuple[bool, list[str]]:
         table = [] if error.absent is None else ["", *_table(error.absent)]
         return False, [*lines, *table, "", str(error)]
     with sandbox:
-        lines.append(f"the sandbox starts, imports its libraries and proves itself in {_since(started):.1f} s")
+        lines.append(f"the sandbox started, imported its libraries and passed its self-test in {_since(started):.1f} s")
         lines += ["", *_table(sandbox.absent), "", f"tier: {sandbox.tier}"]
-        lines.append(f"cgroup v2 limits: {f'no, rlimits alone: {sandbox.no_cgroup}' if sandbox.no_cgroup else 'yes'}")
+        lines.append(f"cgroup v2 limits: {f'no, only rlimits ({sandbox.no_cgroup})' if sandbox.no_cgroup else 'yes'}")
         seconds = []
         for _ in range(_TIMED):
             started = time.perf_counter()
@@ -42,25 +44,33 @@ def examine() -> tuple[bool, list[str]]:
 
 
 def advice(root: Path = Path("/"), environment: Path = Path(sys.prefix)) -> list[str]:
-    """What of this machine weakens the sandbox, and how to mend it, a line each."""
+    """Return a line for each setting of this machine that weakens the sandbox, with the command that changes it.
+
+    Parameters
+    ----------
+    root : path
+        Root of the file system to examine.
+    environment : path
+        The Python environment that programs run in.
+    """
     lines = []
     if _first_line(root / "sys/kernel/mm/ksm/run") == "1":
         lines.append(
-            "the kernel merges equal pages of memory (KSM), so that a program can learn by timing what is in the "
-            "memory of another; as root: echo 2 > /sys/kernel/mm/ksm/run"
+            "the kernel merges equal pages of memory (KSM): by timing, a program can learn the content of another "
+            "process's memory. As root, run: echo 2 > /sys/kernel/mm/ksm/run"
         )
     with contextlib.suppress(OSError):
-        if len((root / "proc/swaps").read_text().splitlines()) > 1:
+        if len((root / "proc/swaps").read_text().splitlines()) > _SWAP_HEADER_LINES:
             lines.append(
-                "swap is on, so that a program can slow the machine down and memory can be written to disk; as root: "
+                "swap is on: a program can slow the machine down, and memory can be written to disk. As root, run: "
                 "swapoff -a"
             )
     user = os.geteuid()
     owned = [path for path in _code(environment) if path.stat().st_uid == user or os.access(path, os.W_OK)]
     if user and owned:
         lines.append(
-            f"programs run as the user {user}, who can change {owned[0]}: the filter of system calls alone keeps them "
-            f"from what an owner may do to it; as root: chown -R root {environment}, or start as another user"
+            f"programs run as the user {user}, who can change {owned[0]}: only the filter of system calls prevents "
+            f"that. As root, run: chown -R root {environment}; or start as another user"
         )
     return lines
 
@@ -73,7 +83,7 @@ def _first_line(path: Path) -> str:
 
 
 def _code(environment: Path) -> list[Path]:
-    """Folders and files whose pages all programs share."""
+    """Return folders and files whose memory pages all programs share."""
     return [environment, Path(numpy.__file__).parent, Path(numpy.random.mtrand.__file__)]
 
 

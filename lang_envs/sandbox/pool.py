@@ -1,4 +1,4 @@
-"""The trainer's side: workers side by side, and the one way to run a program in them."""
+"""The sandbox as its users see it: several workers, and :meth:`Sandbox.run`."""
 
 from __future__ import annotations
 
@@ -21,31 +21,44 @@ from lang_envs.sandbox.worker import LONGEST, Broken, Limits, Worker
 
 MODES = ("auto", "process")
 SOURCE_BYTES = 64 << 10
-"""A program's text may be that long."""
-_LARGEST = 1 << 62
+"""Greatest length of a program's text in UTF-8."""
+_MOST_MEMORY = 1 << 62
+"""A limit of memory in bytes that is greater counts as this one; ``setrlimit`` takes no greater one."""
 _STARTS = 3
-"""How often a worker is started that somebody kills while it starts."""
+"""Attempts to start a worker that is killed while it starts."""
+_ATTEMPTS = 2
+"""Attempts to run a program whose worker breaks."""
+_SEEDS = 1 << 32
 _PATH = re.compile(rf"/(?:{'|'.join(re.escape(path.name) for path in Path('/').iterdir())})(?:/[^\s/'\"<>:;,()]*)*")
-"""From a folder of this machine's root onwards."""
+"""An absolute path that begins with a folder of this machine's root."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a program.
+    """The result of one program.
 
     Attributes
     ----------
     status : str
-        ``"ok"``; ``"error"``: it raised, or ended without a result; ``"timeout"`` and ``"cpu limit"``: it took too
-        long; ``"violation"``: it tried what nothing of the kind needs; ``"crash"``: a signal ended it; ``"rejected"``:
-        what it sent was no finite float64 array of the size it said.
-    output : float64 array, or None
-        With one or two dimensions, where ``status`` is ``"ok"``.
+        ``"ok"``
+            The program left a valid ``output``.
+        ``"error"``
+            It raised an error, or ended without a result.
+        ``"timeout"``, ``"cpu limit"``
+            It took longer than ``Limits.wall_seconds`` or ``Limits.cpu_seconds``.
+        ``"violation"``
+            It made a system call that no program needs, and was killed.
+        ``"crash"``
+            A signal ended it.
+        ``"rejected"``
+            Its output is not a finite array of the announced size.
+    output : float64 array or None
+        Array with one or two dimensions where ``status`` is ``"ok"``.
     error : str
-        Otherwise what went wrong, for the program's author: at most 1 KiB, without paths of the machine. Written by
-        the program as it likes: never to be trusted.
+        Otherwise the reason, for the program's author: at most 1 KiB, without paths of the machine. The program can
+        write anything here: do not trust it.
     seconds : float
-        On the clock, from the program's beginning until its result was here.
+        Time on the clock from the program's beginning until the result arrived.
     """
 
     status: str
@@ -55,30 +68,37 @@ class Result:
 
 
 class Sandbox:
-    """Runs programs, each in a process of its own that keeps nothing and from which nothing can be reached.
+    """Runs untrusted programs, each in an isolated process of its own that ends with the program.
 
-    A program is Python text. It finds its ``inputs``, a dict of arrays of its own, and leaves an ``output``: real
-    numbers in one or two dimensions. NumPy's and ``random``'s generators are seeded, there is one thread, and the text
-    it prints is lost: the same program, inputs and seed give the same output in every process.
+    A program is Python text. It reads ``inputs``, a dict of arrays, and assigns ``output``: real numbers in one or two
+    dimensions. The generators of NumPy and ``random`` are seeded, there is one thread, and printed text is discarded.
+    The same program, inputs and seed give the same output in every process.
 
     Parameters
     ----------
     max_workers : int
-        Programs that run at the same time; each worker is a process with NumPy and scikit-learn, started when it is
-        first needed.
+        Number of programs that run at the same time. Each worker is a process with NumPy and scikit-learn, started
+        when it is first needed.
     mode : str
-        ``"auto"`` isolates programs or refuses to; ``"process"`` only gives each a process and limits.
+        ``"auto"`` isolates programs, or raises ``SandboxError`` where the machine cannot. ``"process"`` only gives each
+        program a process and limits: no protection.
     packages : sequence of str
-        Distributions whose modules programs may import, with all that these require.
+        Distributions whose modules programs may import; their requirements are included.
     without : sequence of str
-        Layers of :data:`lang_envs.sandbox.LAYERS` to leave out, for tests of the others; no self-test is made.
+        Layers of :data:`lang_envs.sandbox.LAYERS` to leave out, in order to test the others; this skips the self-test.
 
     Raises
     ------
     SandboxError
-        If programs can't be isolated here; the message says why and what to do.
+        If this machine cannot isolate programs; the message names the missing layers and what to do.
     ValueError
-        If a parameter is not known.
+        If a parameter has an unknown value.
+
+    Examples
+    --------
+    >>> with Sandbox() as sandbox:  # doctest: +SKIP
+    ...     sandbox.run("output = inputs['x'] * 2", {"x": np.arange(3)}).output
+    array([0., 2., 4.])
     """
 
     def __init__(
@@ -106,30 +126,31 @@ class Sandbox:
         self._closed = False
         self._begin()
         _all_sandboxes.add(self)
-        worker = self._take()  # so that a machine that can't isolate programs says so now
+        worker = self._take()  # raises now where the machine cannot isolate programs
         self.absent: dict[str, str] = worker.report["absent"]
-        """The layers that could not be had here, and why."""
+        """The layers that this machine does not have, each with the reason."""
         self.no_cgroup: str = worker.no_group
-        """Why a cgroup does not limit the memory and processes of a worker; empty where it does."""
+        """Reason why no cgroup limits the memory and processes of a worker; empty where one does."""
         try:
             self.tier: str = UNISOLATED if mode == "process" else tier_of(self.absent, tuple(without))
-            """The name of the set of layers in force."""
+            """Name of the set of layers in force, see :func:`tier_of`."""
         except SandboxError:
             worker.close()
             raise
         self._idle.put(worker)
 
     def _begin(self) -> None:
-        """The state of a sandbox in which nothing has run, in this process."""
+        """Set the state of a sandbox without workers, in this process."""
         self._lock = threading.Lock()
-        self._started: list[Worker] = []
+        self.workers: list[Worker] = []
+        """The workers that have been started and not closed."""
         self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
         for _ in range(self.max_workers - 1):
             self._idle.put(None)
-        self._finalizer = weakref.finalize(self, _close_all, self._started, os.getpid())
+        self._finalizer = weakref.finalize(self, _close_all, self.workers, os.getpid())
 
     def _take(self, worker: Worker | None = None) -> Worker:
-        """``worker`` if it can go on, or a new one."""
+        """Return ``worker`` if it can continue, otherwise a new one."""
         if worker is not None:
             try:
                 worker.drain()
@@ -146,51 +167,57 @@ class Sandbox:
                     raise SandboxError(f"the sandbox could not be started {_STARTS} times: {broken}") from None
             else:
                 with self._lock:
-                    self._started.append(worker)
+                    self.workers.append(worker)
                 return worker
         raise AssertionError("a worker is started, or an error is raised")
 
     def _discard(self, worker: Worker) -> None:
         worker.close()
         with self._lock:
-            if worker in self._started:
-                self._started.remove(worker)
+            if worker in self.workers:
+                self.workers.remove(worker)
 
     def run(
         self, program: str, inputs: Mapping[str, np.ndarray], limits: Limits | None = None, *, seed: int = 0
     ) -> Result:
-        """Run one program to its end; may be called from several threads at once.
+        """Run one program to its end. Several threads may call this at the same time.
 
         Parameters
         ----------
         program : str
             At most 64 KiB of Python.
         inputs : mapping of str to array
-            Arrays of numbers.
+            Arrays of numbers, of any shape; the program gets copies.
         limits : Limits, optional
+            Default: ``Limits()``.
         seed : int
-            Of NumPy's and ``random``'s global generators, 0 to 2³² − 1.
+            Seed of the global generators of NumPy and ``random``, 0 to 2³² − 1.
+
+        Returns
+        -------
+        Result
+            A program that fails, or is longer than 64 KiB, has a ``status`` other than ``"ok"``; it raises nothing.
 
         Raises
         ------
         SandboxError
-            If the machinery failed twice, or the sandbox is closed.
+            If the sandbox itself failed twice, or is closed.
         ValueError
-            If ``program`` is no text of that length, or an input no array of numbers.
+            If ``program`` is not a str, ``seed`` is out of range, or an input is not an array of numbers.
         """
         limits = limits or Limits()
         size = len(_utf8(program))
         if size > SOURCE_BYTES:
             return Result("error", None, f"the program has {size} bytes, and {SOURCE_BYTES} is the limit", 0.0)
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 32:
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < _SEEDS:
             raise ValueError(f"seed={seed!r} must be a whole number from 0 to 2**32 - 1")
-        cpu, memory = math.ceil(min(limits.cpu_seconds, LONGEST)), int(min(limits.memory_bytes, _LARGEST))
+        cpu, memory = math.ceil(min(limits.cpu_seconds, LONGEST)), int(min(limits.memory_bytes, _MOST_MEMORY))
         task = protocol.write_task(program, inputs, seed=int(seed), cpu_seconds=cpu, memory_bytes=memory)
         slot = self._idle.get()
         try:
-            for attempt in range(2):
+            for attempt in range(_ATTEMPTS):
                 if self._closed:
-                    raise SandboxError("this sandbox is closed")
+                    raise SandboxError("this sandbox is closed: make a new one")
                 worker = slot = self._take(slot)
                 try:
                     status, output, error, seconds = worker.run(task, limits)
@@ -198,7 +225,7 @@ class Sandbox:
                 except Broken as broken:
                     self._discard(worker)
                     slot = None
-                    if attempt:
+                    if attempt == _ATTEMPTS - 1:
                         raise SandboxError(f"the sandbox failed twice: {broken}") from None
                 finally:
                     if worker.alone and slot is not None:
@@ -206,7 +233,7 @@ class Sandbox:
                         slot = None
             raise AssertionError("two attempts are made")
         except BaseException:
-            if slot is not None:  # interrupted in the middle: what the worker does now is not known
+            if slot is not None:  # interrupted: the state of the worker is unknown
                 self._discard(slot)
                 slot = None
             raise
@@ -215,7 +242,7 @@ class Sandbox:
             self._idle.put(slot)
 
     def close(self) -> None:
-        """End all processes; what is still running is lost."""
+        """End all processes; programs that still run are killed."""
         self._closed = True
         self._finalizer()
 
@@ -227,7 +254,7 @@ class Sandbox:
 
 
 def shared_sandbox(mode: str = "auto", max_workers: int = 1) -> Sandbox:
-    """The sandbox that all in this process share who ask for the same; it ends with the last of them."""
+    """Return the sandbox with these parameters that this process shares; it ends with the last reference to it."""
     key = (mode, max_workers)
     with _sharing:
         found = _shared.get(key)
@@ -237,7 +264,7 @@ def shared_sandbox(mode: str = "auto", max_workers: int = 1) -> Sandbox:
 
 
 def clean_error(text: str) -> str:
-    """A program's error without paths of the machine and unprintable characters, at most 1 KiB of UTF-8."""
+    """Return an error's text without paths of the machine and unprintable characters, at most 1 KiB of UTF-8."""
     text = _PATH.sub(lambda path: path[0].rstrip("/").rpartition("/")[2], text)
     text = "".join(character if character.isprintable() or character == "\n" else " " for character in text)
     return text.strip().encode()[-protocol.ERROR_BYTES :].decode(errors="ignore")
@@ -245,7 +272,7 @@ def clean_error(text: str) -> str:
 
 def _utf8(program: str) -> bytes:
     if not isinstance(program, str):
-        raise ValueError(f"a program is a str, not {type(program).__name__}")
+        raise ValueError(f"a program must be a str, not {type(program).__name__}")
     return program.encode(errors="replace")
 
 
@@ -257,15 +284,15 @@ def _close_all(workers: list[Worker], owner: int) -> None:
 
 
 def _forget_after_fork() -> None:
-    """A forked process has no part in its parent's workers: it lets go of them, so that they end with the parent."""
+    """In a forked process, drop the parent's workers without ending them: they belong to the parent."""
     global _sharing
     _sharing = threading.Lock()
     _shared.clear()
     for sandbox in list(_all_sandboxes):
         sandbox._finalizer.detach()
-        for worker in sandbox._started:
+        for worker in sandbox.workers:
             worker.control.close()
-            worker.process.returncode = 0  # it is no child of this process
+            worker.process.returncode = 0  # not a child of this process
         sandbox._begin()
         sandbox._idle.put(None)
 

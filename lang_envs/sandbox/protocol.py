@@ -1,60 +1,140 @@
-"""What goes between the trainer, the zygote and a child: raw bytes, of which nothing is ever unpickled or evaluated.
+"""Messages between the trainer, the fork server and a child: raw bytes, never unpickled or evaluated.
 
 A *task* is a sealed file in memory: a JSON header (the program, limits, the arrays' names, dtypes and shapes), then the
-arrays' bytes. A *result* comes back through a pipe: a header of fixed size, then float64 bytes or an error's text.
+arrays' bytes. A *result* comes back through a pipe: a header of fixed size, then float64 bytes or the text of an error.
+
+================  ======================  ================================================================
+message           from, to                content
+================  ======================  ================================================================
+report            fork server, trainer    JSON: absent layers, failures of the self-test, idle memory
+``REQUEST``       trainer, fork server    number of the request; descriptors of the task and of a pipe
+``START``         fork server, child      the same descriptors
+``BEGUN``         child, trainer          all layers are on, the program begins
+``RESULT``        child, trainer          header of the output or of the error, which follows
+``ENDING``        fork server, trainer    wait status and processor time of the child
+================  ======================  ================================================================
+
+Errors that a program causes reach the agent as part of an observation, so their wording is part of the environment.
 """
 
 from __future__ import annotations
 
+import array
 import json
 import math
 import mmap
 import os
+import socket
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+_REPORT = struct.Struct("=I")
+"""Length in bytes of the JSON that follows."""
 REQUEST = struct.Struct("=Q")
-"""Trainer to zygote, with the descriptors of a task and of a result pipe: number of the request. Nothing else: later
-children inherit the zygote's memory, so it must not see anything that a program can influence."""
+"""Number of the request; the trainer counts from 1. It holds nothing else: later children inherit the fork server's
+memory, so the fork server must not read anything that a program can influence."""
+END_CHILD = 0
+"""In place of a request's number: kill the child that runs now."""
+START = b"x"
 ENDING = struct.Struct("=Qi4q")
-"""Zygote to trainer: number of the request, wait status, and processor time as user seconds, user microseconds, system
-seconds, system microseconds."""
-NOT_STARTED = 99 << 8
-"""The wait status of a child that could not be forked."""
+"""Number of the request; wait status; processor time as user seconds, user microseconds, system seconds, system
+microseconds."""
+EXIT_NOT_STARTED = 99
+"""Exit code of a child whose program did not begin."""
+NOT_STARTED = EXIT_NOT_STARTED << 8
+"""The wait status with that exit code."""
 
 BEGUN = b"b"
-"""Child to trainer, when all layers are on and the program begins."""
 RESULT = struct.Struct("=4sBBIIQ")
-"""Child to trainer, when it has ended: mark, output or error, dimensions, rows, columns, bytes that follow."""
+"""Mark; ``OUTPUT`` or ``ERROR``; number of dimensions; rows; columns; number of bytes that follow."""
 MARK = b"rslt"
 OUTPUT, ERROR = range(2)
 ERROR_BYTES = 1024
-"""An error's text is never longer."""
+"""Greatest length of an error's text."""
 
 _TASK = struct.Struct("=QQ")
+"""Bytes of the header; bytes of all arrays."""
+_NUMERIC_KINDS = "biuf"
+"""NumPy's kinds of boolean, signed, unsigned and floating-point dtypes."""
+_MAX_DESCRIPTORS, _INT_BYTES = 2, array.array("i").itemsize
+
+
+# ------------------------------------------------------------------------------------------------ sockets and pipes
+
+
+def send(channel: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
+    """Send a message and, with it, open descriptors."""
+    channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
+
+
+def receive(channel: socket.socket, size: int) -> tuple[bytes, list[int]]:
+    """Return a message of ``size`` bytes and the descriptors that came with it; nothing at the end of the stream."""
+    descriptors: list[int] = []
+    message = b""
+    while len(message) < size:
+        room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _INT_BYTES)
+        part, ancillary, _, _ = channel.recvmsg(size - len(message), room)
+        if not part:
+            return b"", []
+        message += part
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors += array.array("i", data[: len(data) - len(data) % _INT_BYTES])
+    return message, descriptors
+
+
+def send_report(channel: socket.socket, report: dict[str, Any]) -> None:
+    """Send how the start went."""
+    body = json.dumps(report).encode()
+    channel.sendall(_REPORT.pack(len(body)) + body)
+
+
+def read_report(read: Callable[[int], bytes]) -> dict[str, Any]:
+    """Return how the start went; ``read(n)`` gives the next n bytes from the fork server."""
+    (length,) = _REPORT.unpack(read(_REPORT.size))
+    report: dict[str, Any] = json.loads(read(length))
+    return report
+
+
+def write(descriptor: int, message: bytes) -> None:
+    """Write all of a message."""
+    view = memoryview(message)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+# ------------------------------------------------------------------------------------------------- tasks and results
 
 
 def write_task(program: str, inputs: Mapping[str, np.ndarray], **settings: Any) -> int:
-    """A task as a descriptor, which is the caller's to close.
+    """Write a task; return its descriptor, which the caller closes.
+
+    Parameters
+    ----------
+    program : str
+    inputs : mapping of str to array
+        Arrays of numbers, of any shape.
+    **settings
+        ``seed``, ``cpu_seconds`` and ``memory_bytes``, whole numbers.
 
     Raises
     ------
     ValueError
-        If an input is no array of numbers.
+        If an input is not an array of numbers.
     """
-    arrays = {name: np.asarray(array, order="C") for name, array in inputs.items()}
+    values = {name: np.asarray(value, order="C") for name, value in inputs.items()}
     described = {}
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biuf":
-            raise ValueError(f"the input {name!r} must be an array of numbers, not of dtype {array.dtype}")
-        described[name] = (array.dtype.str, array.shape)
+    for name, value in values.items():
+        if value.dtype.kind not in _NUMERIC_KINDS:
+            raise ValueError(f"the input {name!r} must be an array of numbers, not of dtype {value.dtype}")
+        described[name] = (value.dtype.str, value.shape)
     header = json.dumps({"program": program, "inputs": described, **settings}).encode()
-    total = sum(array.nbytes for array in arrays.values())
-    parts = [_TASK.pack(len(header), total), header, *(array.tobytes() for array in arrays.values())]
+    total = sum(value.nbytes for value in values.values())
+    parts = [_TASK.pack(len(header), total), header, *(value.tobytes() for value in values.values())]
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryFile() as file:
             file.write(b"".join(parts))
@@ -75,7 +155,7 @@ def write_task(program: str, inputs: Mapping[str, np.ndarray], **settings: Any) 
 
 
 def read_task(descriptor: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The header and writable copies of the arrays."""
+    """Return a task's header and writable copies of its arrays."""
     with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as view:
         length, _ = _TASK.unpack_from(view)
         at = _TASK.size + length
@@ -89,39 +169,42 @@ def read_task(descriptor: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def pack_output(output: Any) -> bytes:
-    """An array of numbers with one or two dimensions as a result.
+    """Return an array of real numbers with one or two dimensions as a packed result.
 
     Raises
     ------
-    TypeError, ValueError
-        If it is something else.
+    TypeError
+        If the output does not hold real numbers.
+    ValueError
+        If it has another number of dimensions.
     """
-    array = np.asarray(output)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"the output must hold real numbers, not {array.dtype}")
-    if array.ndim not in (1, 2):
-        raise ValueError(f"the output must have one or two dimensions, not {array.ndim}")
-    body = np.ascontiguousarray(array, dtype=np.float64).tobytes()
-    columns = array.shape[1] if array.ndim == 2 else 1
-    return RESULT.pack(MARK, OUTPUT, array.ndim, len(array), columns, len(body)) + body
+    values = np.asarray(output)
+    if values.dtype.kind not in _NUMERIC_KINDS:
+        raise TypeError(f"the output must hold real numbers, not {values.dtype}")
+    if values.ndim not in (1, 2):
+        raise ValueError(f"the output must have one or two dimensions, not {values.ndim}")
+    body = np.ascontiguousarray(values, dtype=np.float64).tobytes()
+    columns = values.shape[1] if values.ndim == 2 else 1
+    return RESULT.pack(MARK, OUTPUT, values.ndim, len(values), columns, len(body)) + body
 
 
 def pack_error(text: str) -> bytes:
+    """Return the end of an error's text, at most ``ERROR_BYTES``, as a packed result."""
     body = text.encode(errors="replace")[-ERROR_BYTES:]
     return RESULT.pack(MARK, ERROR, 0, 0, 0, len(body)) + body
 
 
 class Rejected(ValueError):
-    """What a child sent is no result."""
+    """A child sent something that is not a valid result."""
 
 
 def unpack_header(header: bytes, max_bytes: int) -> int:
-    """How many bytes follow a result's header.
+    """Return the number of bytes that follow a result's header.
 
     Raises
     ------
     Rejected
-        If it is none, or announces more than may come.
+        If the header is invalid, or announces more than ``max_bytes``.
     """
     mark, kind, dimensions, rows, columns, size = RESULT.unpack(header)
     if mark != MARK or kind not in (OUTPUT, ERROR):
@@ -137,12 +220,12 @@ def unpack_header(header: bytes, max_bytes: int) -> int:
 
 
 def unpack_result(header: bytes, body: bytes) -> np.ndarray | str:
-    """The output, as a float64 array of one or two dimensions, or an error's text.
+    """Return the output, a float64 array of one or two dimensions, or the text of an error.
 
     Raises
     ------
     Rejected
-        If the output holds what is no finite number.
+        If the output holds a value that is not finite.
     """
     _, kind, dimensions, rows, columns, _ = RESULT.unpack(header)
     if kind == ERROR:

@@ -1,38 +1,38 @@
-"""Proof, before any program is run, that the layers hold: programs that try what must fail and do what must work."""
+"""The self-test of the layers, before any real program runs: programs that must fail, must be killed and must work."""
 
 from __future__ import annotations
 
-import os
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from lang_envs.sandbox import protocol
-
-if TYPE_CHECKING:
-    from lang_envs.sandbox.zygote import Zygote
 
 _MUST_FAIL = {
     "open a file of the system": "open('/etc/passwd')",
     "open a library": "open(os.__file__)",
+    "open a file of this package": f"open({__file__!r})",
     "look for a file": "os.stat('/')",
     "list a folder": "os.listdir('/')",
-    "change a folder's mode": "os.chmod('/tmp', 0o1777)",  # what it is
+    "change a folder's mode": "os.chmod('/tmp', 0o1777)",  # the mode that it has
     "create a file": "open('/tmp/lang-envs-probe', 'w')",
     "create shared memory": "open('/dev/shm/lang-envs-probe', 'w')",
     "fork": "os.fork() or os._exit(0)",
     "open an internet socket": "socket.socket(socket.AF_INET)",
     "open a local socket": "socket.socket(socket.AF_UNIX)",
-    "open a virtual machine's socket": "socket.socket(40)",
+    "open a virtual machine's socket": "socket.socket(40)",  # AF_VSOCK
     "signal the parent": "os.kill(os.getppid(), 0)",
     "read the parent's memory": "open(f'/proc/{os.getppid()}/mem', 'rb')",
-    "create System V shared memory": "call(libc.shmget(0, 4096, 0o1600))",
+    "create System V shared memory": "call(libc.shmget(0, 4096, 0o1600))",  # IPC_CREAT, mode 600
     "create a file in memory": "os.memfd_create('probe')",
     "change the parent's limits": "resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, 3))",
 }
-_DATA = {"read data that comes with scikit-learn": "import sklearn.datasets as d; d.load_breast_cancer()"}
-_MUST_DIE = {
+_MUST_FAIL_WITH_SCIKIT_LEARN = {
+    "read data that comes with scikit-learn": "import sklearn.datasets as d; d.load_breast_cancer()"
+}
+_MUST_BE_KILLED = {
     "execute a program": "os.execv('/bin/true', ['true'])",
-    "trace the parent": "libc.ptrace(16, os.getppid(), 0, 0)",
+    "trace the parent": "libc.ptrace(16, os.getppid(), 0, 0)",  # PTRACE_ATTACH
 }
 _IMPORTS = "import ctypes, os, resource, socket\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 _TRY = (
@@ -69,39 +69,41 @@ for model in (LogisticRegression(), KNeighborsClassifier(), HistGradientBoosting
 """
 
 
-def run(zygote: Zygote) -> list[str]:
-    """What does not hold, in words; nothing where all is well."""
+class Outcome(NamedTuple):
+    """How a program of the self-test ended."""
+
+    result: int | None
+    """``protocol.OUTPUT``, ``protocol.ERROR``, or None where the program sent no result."""
+    description: str
+
+
+def run(play: Callable[[str], Outcome], packages: Sequence[str]) -> list[str]:
+    """Run the self-test.
+
+    Parameters
+    ----------
+    play : callable
+        Runs a program, given as its text, inside the layers.
+    packages : sequence of str
+        Distributions that programs may import; with scikit-learn there are more tests.
+
+    Returns
+    -------
+    list of str
+        Descriptions of what failed; empty where all layers hold.
+    """
     failures = []
-    learns = "scikit-learn" in zygote.packages
-    forbidden = _MUST_FAIL | (_DATA if learns else {})
-    acts = f"ACTS = {forbidden | {'open a file of this package': f'open({__file__!r})'}!r}\n" + _TRY
-    output, ending = _play(zygote, acts)
-    if output != protocol.OUTPUT:
-        failures.append(f"a program can do what it must not: {ending}")
-    for name, act in _MUST_DIE.items():
-        output, ending = _play(zygote, f"{_IMPORTS}{act}\noutput = [1.0]")
-        if ending != f"signal {signal.SIGSYS:d}":
-            failures.append(f"a program that tries to {name} is not ended ({ending})")
-    if learns:
-        output, ending = _play(zygote, _MUST_WORK)
-        if output != protocol.OUTPUT:
-            failures.append(f"scikit-learn does not work in here: {ending}")
+    with_scikit_learn = "scikit-learn" in packages
+    forbidden = _MUST_FAIL | (_MUST_FAIL_WITH_SCIKIT_LEARN if with_scikit_learn else {})
+    result, description = play(f"ACTS = {forbidden!r}\n{_TRY}")
+    if result != protocol.OUTPUT:
+        failures.append(f"a program can do what it must not: {description}")
+    for name, act in _MUST_BE_KILLED.items():
+        _, description = play(f"{_IMPORTS}{act}\noutput = [1.0]")
+        if description != f"signal {signal.SIGSYS:d}":
+            failures.append(f"a program that tries to {name} is not killed ({description})")
+    if with_scikit_learn:
+        result, description = play(_MUST_WORK)
+        if result != protocol.OUTPUT:
+            failures.append(f"scikit-learn does not work in the sandbox: {description}")
     return failures
-
-
-def _play(zygote: Zygote, program: str) -> tuple[int | None, str]:
-    """The kind of result that a program sent, and in words how it ended."""
-    read, write = os.pipe()
-    task = protocol.write_task(program, {}, seed=0, cpu_seconds=20, memory_bytes=1 << 30)
-    zygote.stand_by()
-    child = zygote.dispatch([task, write])
-    if child is None:
-        return None, "no process could be started"
-    _, status, *_ = protocol.ENDING.unpack(zygote.watch(0, child, 20.0))
-    code = os.waitstatus_to_exitcode(status)
-    with os.fdopen(read, "rb") as pipe:
-        sent = pipe.read()[len(protocol.BEGUN) :]
-    if code < 0 or len(sent) < protocol.RESULT.size:
-        return None, f"signal {-code}" if code < 0 else f"exit {code}"
-    header = sent[: protocol.RESULT.size]
-    return protocol.RESULT.unpack(header)[1], sent[protocol.RESULT.size :].decode(errors="replace")

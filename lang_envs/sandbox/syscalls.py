@@ -1,4 +1,4 @@
-"""Which system calls a program may make, and their numbers. Whatever is not named here fails with EPERM."""
+"""The system calls that a program may make, and their numbers. Every call not named here fails with EPERM."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ KILLED = frozenset(
     syslog umount2 unshare userfaultfd
     """.split()  # noqa: SIM905 — as a list it would be a page
 )
-"""Nothing that fits a classifier makes these: the program is ended with SIGSYS, so that an attempt shows."""
+"""No program that fits a classifier makes these calls. The kernel kills it with SIGSYS, so the attempt is visible."""
 
 ANSWERED = {
     "fstat": errno.EBADF,
     "ioctl": errno.ENOTTY,
-    # process ids count the programs that a worker has run
+    # Process ids would tell how many programs a worker has run.
     "getpid": 0,
     "gettid": 0,
     **dict.fromkeys(
@@ -45,53 +45,71 @@ ANSWERED = {
         errno.ENOENT,
     ),
 }
-"""Those that libraries try and live without, if they are told so in these words; 0 is success without effect.
+"""Calls that libraries try and can do without, and the error that each gets; 0 is success without an effect.
 
-No path leads anywhere, not even to find that nothing is there: the kernel remembers names that were looked for, and
-which parts of a file were read, so that one program could leave a message for the next. Nor are there counters of the
-machine: free memory, processes, page faults, the inode number of a pipe.
+The kernel looks up no path: it remembers the names that were looked up and the parts of a file that were read, so one
+program could leave a message for the next. Calls that read counters of the machine fail as well: free memory,
+processes, page faults, the inode number of a pipe.
 """
 
 
+ALL_BITS = 0xFFFFFFFF
+
+
 class Check(NamedTuple):
-    """A condition on an argument of a system call: its lower 32 bits under a mask have one of these values."""
+    """A condition on one argument of a system call: its lower 32 bits, after a mask, have one of these values."""
 
     argument: int
+    """Position of the argument, from 0."""
     values: tuple[int, ...]
-    mask: int = 0xFFFFFFFF
+    mask: int = ALL_BITS
     whole: bool = False
-    """Whether the upper 32 bits must be 0 as well: of addresses, which the kernel reads in full."""
+    """Whether the upper 32 bits must be 0 as well; for addresses, which the kernel reads in full."""
 
 
-_CLOCKS = (Check(0, tuple(range(12))),)  # none of another process: those have larger or negative ids
-_PRIVATE, _CLOCK_REALTIME = 128, 256
+# Constants of the kernel's headers.
+_SYSTEM_CLOCKS = 12
+"""Clocks with ids from here on, or below 0, belong to processes."""
+_F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
+_FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_WAIT_BITSET, _FUTEX_WAKE_BITSET = 0, 1, 9, 10
+_FUTEX_PRIVATE_FLAG, _FUTEX_CLOCK_REALTIME = 128, 256
+_GRND_NONBLOCK = 1
+_MADV_DONTNEED, _MADV_FREE, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 4, 8, 14, 15
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
+_PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
 _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE, _MAP_STACK = 0x2, 0x10, 0x20, 0x4000, 0x20000
 _MAP_FIXED_NOREPLACE = 0x100000
 _MAP_NEEDED = _MAP_PRIVATE | _MAP_ANONYMOUS
-_MAP_FREE = _MAP_FIXED | _MAP_NORESERVE | _MAP_STACK | _MAP_FIXED_NOREPLACE
-_READ_WRITE_EXECUTE = 7
+_MAP_OPTIONAL = _MAP_FIXED | _MAP_NORESERVE | _MAP_STACK | _MAP_FIXED_NOREPLACE
+
+_CLOCKS = (Check(0, tuple(range(_SYSTEM_CLOCKS))),)
+_FUTEX_OPERATIONS = tuple(
+    _FUTEX_PRIVATE_FLAG | operation for operation in (_FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_WAIT_BITSET, _FUTEX_WAKE_BITSET)
+)
+_PROTECTION = Check(2, (0,), ALL_BITS & ~(_PROT_READ | _PROT_WRITE | _PROT_EXEC))
 
 BY_ARGUMENT = {
     "clock_getres": _CLOCKS,
     "clock_gettime": _CLOCKS,
     "clock_nanosleep": _CLOCKS,
-    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: no locks, leases or signals
-    "fcntl": (Check(1, (0, 1, 2, 3, 1030)),),
-    # WAIT, WAKE, WAIT_BITSET, WAKE_BITSET on memory of one's own: others work on a page of a library, for all to hear
-    "futex": (Check(1, tuple(_PRIVATE | operation for operation in (0, 1, 9, 10)), 0xFFFFFFFF & ~_CLOCK_REALTIME),),
-    # GRND_NONBLOCK at most: older kernels have one pool for all behind GRND_RANDOM
-    "getrandom": (Check(2, (0, 1)),),
-    # DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE: others evict the pages of libraries, and the next program is slower
-    "madvise": (Check(2, (4, 8, 14, 15)),),
-    # memory of one's own; MAP_HUGETLB would take from what the machine has
-    "mmap": (Check(2, (0,), 0xFFFFFFFF & ~_READ_WRITE_EXECUTE), Check(3, (_MAP_NEEDED,), 0xFFFFFFFF & ~_MAP_FREE)),
-    "mprotect": (Check(2, (0,), 0xFFFFFFFF & ~_READ_WRITE_EXECUTE),),
-    "mremap": (Check(3, (0, 1, 3)),),  # MREMAP_MAYMOVE, MREMAP_FIXED
-    # of oneself, and only to look: process 0, no new limit
+    # No locks, leases or signals.
+    "fcntl": (Check(1, (_F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC)),),
+    # Private memory only: a shared futex on a page of a library could be seen by other programs.
+    "futex": (Check(1, _FUTEX_OPERATIONS, ALL_BITS & ~_FUTEX_CLOCK_REALTIME),),
+    # Not GRND_RANDOM: on older kernels, all processes share its pool.
+    "getrandom": (Check(2, (0, _GRND_NONBLOCK)),),
+    # Other kinds of advice evict pages of libraries, which the next program could measure.
+    "madvise": (Check(2, (_MADV_DONTNEED, _MADV_FREE, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE)),),
+    # Private memory only, and not MAP_HUGETLB: all processes share the machine's huge pages.
+    "mmap": (_PROTECTION, Check(3, (_MAP_NEEDED,), ALL_BITS & ~_MAP_OPTIONAL)),
+    "mprotect": (_PROTECTION,),
+    "mremap": (Check(3, (0, _MREMAP_MAYMOVE, _MREMAP_MAYMOVE | _MREMAP_FIXED)),),
+    # Process 0, which is the caller, and no new limit.
     "prlimit64": (Check(0, (0,), whole=True), Check(2, (0,), whole=True)),
-    "sched_getaffinity": (Check(0, (0,)),),  # of another process it would say whether it is there
+    # Process 0: with another id, the call would tell whether that process exists.
+    "sched_getaffinity": (Check(0, (0,)),),
 }
-"""Those that depend on what they are called with: every check must hold, or the answer is EPERM."""
+"""Calls that depend on their arguments: every check must hold, or the call fails with EPERM."""
 
 _NUMBERS = {
     "x86_64": """
@@ -133,6 +151,6 @@ write=64 writev=66
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """The number of each system call named here on that kind of machine; empty where none are known."""
+    """Return the number of each system call named here on that kind of machine; empty where none are known."""
     pairs = (pair.split("=") for pair in _NUMBERS.get(machine, "").split())
     return {name: int(number) for name, number in pairs}

@@ -1,4 +1,4 @@
-"""Which layers there are, and which sets of them are enough to run a program nobody trusts."""
+"""The layers of the sandbox, and the sets of them (*tiers*) that are enough to run an untrusted program."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ import sys
 from collections.abc import Mapping
 
 LAYERS = {
-    "namespaces": "its own process ids, mounts, network, IPC and host name",
+    "namespaces": "process ids, mounts, network, IPC and host name of its own",
     "private-root": "an empty file system",
-    "uid": "another user than root, no capabilities",
-    "landlock": "no file opened or changed; no TCP",
-    "rlimits": "processor time, memory, descriptors, no files written",
-    "nested-landlock": "no signal to, and no look into, the process it was forked from",
-    "seccomp": "system calls for computing, and no others: none that takes a path",
+    "uid": "a user other than root, without capabilities",
+    "landlock": "no file can be opened or changed; no TCP",
+    "rlimits": "limits of processor time, memory and descriptors; no file can be written",
+    "nested-landlock": "the parent process can be neither signalled nor inspected",
+    "seccomp": "only system calls that computing needs; none that takes a path",
 }
-"""The kernel's layers around a program, from the outermost to the innermost, and what each one gives."""
+"""The kernel's layers around a program, from the outermost to the innermost, and what each one does."""
 
 _WAYS_OUT = (
-    "Use Linux 5.13 or newer with seccomp and Landlock, or a container with them (on macOS, Docker Desktop); or, where "
-    "nothing on the machine is worth protecting and no reward has to be trusted, sandbox='process'."
+    "Use Linux 5.13 or newer with seccomp and Landlock, or a container with them (on macOS, Docker Desktop). If "
+    "nothing on the machine needs protection and rewards need not be trusted, use sandbox='process'."
 )
 UNISOLATED = "process"
-"""The tier of ``Sandbox(mode="process")``: a process of its own and limits, which keep no attack out."""
+"""The tier of ``Sandbox(mode="process")``: a process and limits for each program, no protection against attacks."""
 
 
 class SandboxError(RuntimeError):
-    """The machinery failed, not the program: it could not be isolated, started, or watched to its end.
+    """The sandbox failed, not the program: it could not be isolated, started or watched to its end.
 
-    ``absent`` holds the layers that could not be had, and why, where that is the reason.
+    Parameters
+    ----------
+    message : str
+    absent : mapping of str to str, optional
+        The missing layers and the reason for each, where they are the cause.
     """
 
     def __init__(self, message: str, absent: Mapping[str, str] | None = None) -> None:
@@ -36,16 +40,28 @@ class SandboxError(RuntimeError):
 
 
 def tier_of(absent: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
-    """The name of the tier in force, from the layers that could not be had and why.
+    """Return the name of the tier in force.
 
-    ``full``; ``no-namespaces``, as in most containers: a program is among the machine's processes, though it can do
-    nothing to them; ``no-landlock``: the private root stands alone. Layers ``without`` which a test wants to run are
-    named.
+    ==================  ======================================================================================
+    tier                meaning
+    ==================  ======================================================================================
+    ``full``            all layers
+    ``no-namespaces``   as in most containers: a program is among the machine's processes, but cannot affect them
+    ``no-landlock``     an older kernel: the private root alone hides the files
+    ``without …``       layers left out on purpose, for tests
+    ==================  ======================================================================================
+
+    Parameters
+    ----------
+    absent : mapping of str to str
+        The missing layers and the reason for each.
+    without : tuple of str
+        Layers left out on purpose.
 
     Raises
     ------
     SandboxError
-        If what is left would not keep a program in.
+        If the remaining layers would not isolate a program.
     """
     if without:
         return "without " + ", ".join(without)
@@ -65,7 +81,7 @@ def tier_of(absent: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
 
 
 def check_platform() -> None:
-    """Raise :class:`SandboxError` where no program can be isolated at all."""
+    """Raise :class:`SandboxError` on systems other than Linux."""
     if sys.platform != "linux":
         reason = f"not on {sys.platform}"
         raise SandboxError(f"programs cannot be isolated on {sys.platform}. {_WAYS_OUT}", dict.fromkeys(LAYERS, reason))

@@ -1,8 +1,7 @@
-"""One worker: a zygote, and the socket on which it takes requests."""
+"""A worker: one fork server process and the socket to it, seen from the trainer."""
 
 from __future__ import annotations
 
-import array
 import contextlib
 import itertools
 import json
@@ -12,7 +11,6 @@ import random
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -27,43 +25,43 @@ from lang_envs.sandbox import protocol
 from lang_envs.sandbox.cgroups import Group
 from lang_envs.sandbox.tiers import SandboxError
 
-_START_SECONDS, _BEGIN_SECONDS, _GRACE_SECONDS = 120.0, 10.0, 2.0
-"""For a zygote to be ready, for a program to begin, for a killed one to be gone."""
+START_SECONDS, BEGIN_SECONDS, END_SECONDS = 120.0, 10.0, 2.0
+"""How long to wait until a fork server is ready, until a program begins, and until a killed process has ended."""
 _JITTER_SECONDS = 0.0018
-"""A program starts up to so much later, at random: the time at which the last one ended is a message to it."""
+"""A program starts after a random delay of up to this: without it, the end of one program tells the next one a time."""
 LONGEST = 1e6
-"""No limit in seconds is taken for more than this."""
-_ENVIRONMENT = {
+"""A limit in seconds that is longer counts as this one."""
+_PROCESS_ENVIRONMENT = {
     "HOME": "/",
     "LANG": "C.UTF-8",
     "PATH": "/usr/bin:/bin",
     "TZ": "UTC",
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # One thread: OpenMP does not survive a fork with more, and results would depend on the machine.
+    # One thread: OpenMP does not survive a fork with more, and results would depend on the number of cores.
     "OMP_NUM_THREADS": "1",
     "OMP_THREAD_LIMIT": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "BLIS_NUM_THREADS": "1",
     "VECLIB_MAXIMUM_THREADS": "1",
-    # large pages where the system has them: fewer of them to copy after a fork
+    # Large pages where the system has them: fewer of them to copy after a fork.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    # joblib runs everything in sequence, whatever n_jobs says
+    # joblib runs everything in sequence, whatever the value of n_jobs.
     "JOBLIB_MULTIPROCESSING": "0",
 }
 
 
 _USERS = range(61184, 65520)
-"""Users that no file and no other process belongs to: systemd keeps them free for services."""
-_jitter = random.SystemRandom()
-_users = itertools.cycle(_jitter.sample(_USERS, len(_USERS)))
-"""Each worker of root's runs programs as a user of its own."""
+"""User ids that own no file and no other process: systemd keeps them free for services."""
+_system_random = random.SystemRandom()
+_users = itertools.cycle(_system_random.sample(_USERS, len(_USERS)))
+"""If the trainer runs as root, each worker runs its programs as a user of its own."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use.
+    """The resources that a program may use.
 
     Raises
     ------
@@ -72,13 +70,13 @@ class Limits:
     """
 
     wall_seconds: float = 30.0
-    """Time on the clock, in s; beyond it the program is killed from outside."""
+    """Time on the clock, in s; after it the program is killed from outside."""
     cpu_seconds: float = 30.0
-    """Processor time in s, rounded up to whole ones."""
+    """Processor time, in s, rounded up to a whole number."""
     memory_bytes: int = 1 << 30
-    """Address space beyond that of the idle process."""
+    """Address space, in bytes, in addition to that of the idle process."""
     output_bytes: int = 16 << 20
-    """Size of the output as float64."""
+    """Size of the output as float64, in bytes."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -87,36 +85,51 @@ class Limits:
 
 
 _KILLED = (-signal.SIGKILL, -signal.SIGKILL & 0xFF)
-"""Exit status of a zygote that somebody has killed, or of the process that waited for it."""
+"""Exit status of a fork server that was killed from outside, or of the process that waited for it."""
 
 
 class Broken(Exception):
-    """A worker can't go on; what it was doing can be tried once more."""
+    """A worker cannot continue; its request can be tried once more with another one."""
 
 
 class Worker:
-    """A zygote, and the socket on which it takes requests."""
+    """A fork server and the socket to it.
+
+    Parameters
+    ----------
+    config : dict
+        ``packages`` and ``without`` of :class:`lang_envs.sandbox.Sandbox`, and ``process``: whether the started process
+        itself runs one program without isolation.
+
+    Raises
+    ------
+    Broken
+        If the process was killed while it started.
+    SandboxError
+        If it cannot start, or fails its self-test.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.group: Group | None = None
         self.no_group = ""
-        """Why the processes are not limited by a cgroup; empty where they are."""
+        """Reason why no cgroup limits the processes; empty where one does."""
         try:
             self.group = Group()
         except OSError as error:
             self.no_group = str(error)
         joins = None if self.group is None else str(self.group.path / "cgroup.procs")
         self.control, there = socket.socketpair()
-        with there, tempfile.TemporaryFile() as complaints:
-            command = [sys.executable, "-s", "-P", str(Path(__file__).with_name("zygote.py")), str(there.fileno())]
+        with there, tempfile.TemporaryFile() as errors:
+            script = Path(__file__).with_name("fork_server.py")
+            command = [sys.executable, "-s", "-P", str(script), str(there.fileno())]
             try:
                 self.process = subprocess.Popen(
                     [*command, json.dumps({**config, "user": next(_users), "joins": joins})],
-                    env=_ENVIRONMENT,
+                    env=_PROCESS_ENVIRONMENT,
                     cwd="/",
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=complaints,
+                    stderr=errors,
                     pass_fds=[there.fileno()],
                     start_new_session=True,
                 )
@@ -128,15 +141,15 @@ class Worker:
             self.number = 0
             self.alone = bool(config["process"])
             try:
-                self.report = self._hear(time.monotonic() + _START_SECONDS)
+                self.report = self._read_report()
             except BaseException as error:
                 self.close()
                 if isinstance(error, Broken):
                     if self.process.returncode in _KILLED:
                         raise Broken("the sandbox's process was killed while it started") from None
-                    complaints.seek(0)
-                    said = complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
-                    raise SandboxError(f"the sandbox's process did not start: {said or error}") from None
+                    errors.seek(0)
+                    last_line = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+                    raise SandboxError(f"the sandbox's process did not start: {last_line or error}") from None
                 raise
         if "error" in self.report:
             self.close()
@@ -153,13 +166,12 @@ class Worker:
             self.group.remove()
             self.group = None
 
-    def _hear(self, deadline: float) -> dict[str, Any]:
-        (length,) = struct.unpack("=I", self._receive(4, deadline))
-        report: dict[str, Any] = json.loads(self._receive(length, deadline))
-        return report
+    def _read_report(self) -> dict[str, Any]:
+        deadline = time.monotonic() + START_SECONDS
+        return protocol.read_report(lambda size: self._receive(size, deadline))
 
     def _receive(self, size: int, deadline: float) -> bytes:
-        """Exactly so many bytes from the zygote."""
+        """Return exactly ``size`` bytes from the fork server."""
         message = b""
         while len(message) < size:
             if not _readable(self.control.fileno(), deadline):
@@ -174,38 +186,47 @@ class Worker:
         return message
 
     def run(self, task: int, limits: Limits) -> tuple[str, np.ndarray | None, str, float]:
-        """Status, output, error and seconds of one program.
+        """Run one program.
+
+        Parameters
+        ----------
+        task : int
+            Descriptor of the task, see :func:`protocol.write_task`.
+        limits : Limits
+
+        Returns
+        -------
+        tuple
+            Status, output, error and seconds, the fields of :class:`lang_envs.sandbox.Result`.
 
         Raises
         ------
         Broken
-            If it was the machinery that failed.
+            If the sandbox failed, not the program.
         """
         wall = min(limits.wall_seconds, LONGEST)
         self.number += 1
         if self.group is not None:
             self.group.bound(self.report["memory"], int(limits.memory_bytes))
-        time.sleep(_jitter.uniform(0, _JITTER_SECONDS))
+        time.sleep(_system_random.uniform(0, _JITTER_SECONDS))
         read, write = os.pipe()
         try:
             try:
-                request = protocol.REQUEST.pack(self.number)
-                descriptors = array.array("i", [task, write])
-                self.control.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+                protocol.send(self.control, protocol.REQUEST.pack(self.number), [task, write])
             except OSError as error:
                 raise Broken(f"the sandbox's process has ended: {error}") from None
             finally:
                 os.close(write)
-            if _read(read, 1, time.monotonic() + _BEGIN_SECONDS) != protocol.BEGUN:
+            if _read(read, len(protocol.BEGUN), time.monotonic() + BEGIN_SECONDS) != protocol.BEGUN:
                 raise Broken("no process could be started for the program")
-            started = time.monotonic()  # the program's clock: whatever went before is none of its doing
-            status, output, said = self._outcome(read, started + wall, limits)
-            return status, output, said, time.monotonic() - started
+            started = time.monotonic()  # the time before does not count as the program's
+            status, output, error_text = self._outcome(read, started + wall, limits)
+            return status, output, error_text, time.monotonic() - started
         finally:
             os.close(read)
 
     def _outcome(self, pipe: int, deadline: float, limits: Limits) -> tuple[str, np.ndarray | None, str]:
-        """What a program that has begun comes to."""
+        """Return status, output and error of a program that has begun."""
         try:
             header = _read(pipe, protocol.RESULT.size, deadline)
             if len(header) == protocol.RESULT.size:
@@ -224,13 +245,13 @@ class Worker:
         return self._explain(*ending, limits)
 
     def _end(self) -> None:
-        """Have the child killed: it has answered, or its time is over."""
+        """Ask the fork server to kill the child: it has answered, or its time is over."""
         if not self.alone:
-            with contextlib.suppress(OSError):  # found out at the next request
-                self.control.send(protocol.REQUEST.pack(0))
+            with contextlib.suppress(OSError):  # the next request detects it
+                self.control.send(protocol.REQUEST.pack(protocol.END_CHILD))
 
     def _explain(self, code: int, cpu: float, limits: Limits) -> tuple[str, None, str]:
-        """Why a program that ended by itself left no result."""
+        """Return status, output and error of a program that ended without a result."""
         if code >= 0:
             return "error", None, "the program ended its process without a result"
         code = -code
@@ -244,9 +265,9 @@ class Worker:
         return "crash", None, f"the program crashed ({signal.Signals(code).name if known else f'signal {code}'})"
 
     def _ending(self, deadline: float) -> tuple[int, float] | None:
-        """How the program's process ended: exit status or −signal, and processor time in s.
+        """Return the exit code, or −signal, and the processor time in s of the program's process.
 
-        None if it had not ended by the deadline.
+        None if it has not ended by the deadline.
         """
         if self.alone:
             try:
@@ -255,30 +276,30 @@ class Worker:
                 return None
             return code, math.inf
         number = 0
-        while number != self.number:  # earlier ones belong to programs that had answered
+        while number != self.number:  # earlier messages are about programs that had answered
             if not _readable(self.control.fileno(), deadline):
                 return None
-            ending = self._receive(protocol.ENDING.size, time.monotonic() + _GRACE_SECONDS)
+            ending = self._receive(protocol.ENDING.size, time.monotonic() + END_SECONDS)
             number, status, seconds, microseconds, more_seconds, more_microseconds = protocol.ENDING.unpack(ending)
         try:
             code = os.waitstatus_to_exitcode(status)
         except ValueError:
-            raise Broken(f"the sandbox's process speaks of a status {status}") from None
+            raise Broken(f"the sandbox's process sent the invalid wait status {status}") from None
         return code, seconds + more_seconds + (microseconds + more_microseconds) / 1e6
 
     def drain(self) -> None:
-        """Take in what the zygote said of programs that had answered."""
+        """Read and discard messages about programs that had answered."""
         while _readable(self.control.fileno(), 0.0):
-            self._receive(protocol.ENDING.size, time.monotonic() + _GRACE_SECONDS)
+            self._receive(protocol.ENDING.size, time.monotonic() + END_SECONDS)
 
     def close(self) -> None:
-        """End the zygote and whatever it has forked: it sees that this end is closed, and takes all with it."""
+        """End the fork server and its children: it ends when it sees that this end of the socket is closed."""
         self.control.close()
         if self.alone:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # its own session: with all that it has forked
+                os.killpg(self.process.pid, signal.SIGKILL)  # its own session, so with everything that it has forked
         try:
-            self.process.wait(_GRACE_SECONDS)
+            self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -286,7 +307,7 @@ class Worker:
 
 
 def _readable(descriptor: int, deadline: float) -> bool:
-    """Whether there is something to read, or the end, by the deadline.
+    """Return whether there is something to read, or the end of the stream, by the deadline.
 
     Raises
     ------
@@ -297,12 +318,12 @@ def _readable(descriptor: int, deadline: float) -> bool:
     try:
         poll.register(descriptor, select.POLLIN)
     except ValueError:
-        raise Broken("closed in the middle") from None
+        raise Broken("the connection was closed in the middle of a message") from None
     return bool(poll.poll(math.ceil(1000 * max(0.0, deadline - time.monotonic()))))
 
 
 def _read(pipe: int, size: int, deadline: float) -> bytes:
-    """So many bytes, or fewer where there is the end or the deadline before."""
+    """Return ``size`` bytes, or fewer where the stream ends or the deadline passes before."""
     received = bytearray()
     while len(received) < size and _readable(pipe, deadline):
         part = os.read(pipe, min(size - len(received), 1 << 16))

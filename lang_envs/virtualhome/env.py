@@ -1,4 +1,4 @@
-"""A household task as a text environment."""
+"""VirtualHome as a text environment: the class that is registered with Gymnasium."""
 
 from __future__ import annotations
 
@@ -13,194 +13,276 @@ from lang_envs.core import LanguageEnv, Transition
 from lang_envs.planner import solve
 from lang_envs.virtualhome.household import State
 from lang_envs.virtualhome.narration import action_phrases, narrate, text_parts
-from lang_envs.virtualhome.task import Task
+from lang_envs.virtualhome.task import HouseholdTask
 from lang_envs.virtualhome.tasks import TASKS, load_task
 
 DISCOUNT = 0.95
-"""Discount of one step."""
+"""Discount per step."""
 MAX_STEPS = 50
-_OUTCOMES_SEARCHED = 100_000  # a few seconds
-_TASKS_KEPT = 256
-_REMEMBERED = 100_000
+_TRANSITIONS_SEARCHED = 100_000
+"""Greatest number of states times phrases for which the optimal return is computed; takes a few seconds."""
+_TASKS_CACHED = 256
+TRANSITIONS_CACHED = 100_000
+"""Number of transitions, and of views, that are cached for each task."""
 
 
 class View(NamedTuple):
-    """What a state looks like, and the indices of the actions offered in it."""
+    """What the agent observes of a state."""
 
     text: str
     symbolic: tuple[int, ...]
-    offered: tuple[int, ...]
+    available: tuple[int, ...]
+    """Indices of the available phrases."""
 
 
-class Course:
-    """A task, its outcomes and views remembered: states are mostly few, the rules fixed."""
+class CachedTask:
+    """A task that caches its transitions and observations: states are usually few, and rules are deterministic."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: HouseholdTask) -> None:
         self.task = task
-        self._outcomes: dict[tuple[State, int], tuple[State, bool]] = {}
-        self._views: dict[State, View] = {}
+        self.transitions: dict[tuple[State, int], tuple[State, bool]] = {}
+        self.views: dict[State, View] = {}
 
-    def __reduce__(self) -> tuple[Callable[[Task], Course], tuple[Task]]:
-        return course_of, (self.task,)  # copies and pickles share what is remembered instead of carrying it
+    def __reduce__(self) -> tuple[Callable[[HouseholdTask], CachedTask], tuple[HouseholdTask]]:
+        return cached_task, (self.task,)  # copies and pickles share the cache of their process
 
     def perform(self, state: State, action: int) -> tuple[State, bool]:
-        """The state after an action, and whether the task is done."""
-        outcome = self._outcomes.get((state, action))
-        if outcome is None:
-            if len(self._outcomes) >= _REMEMBERED:  # a large household has more situations than there is memory
-                self._outcomes.clear()
+        """Return the state after an action, and whether the task is done then."""
+        transition = self.transitions.get((state, action))
+        if transition is None:
+            if len(self.transitions) >= TRANSITIONS_CACHED:  # a large household has more states than fit into memory
+                self.transitions.clear()
             after = self.task.household.perform(state, self.task.household.actions[action])
-            outcome = self._outcomes[state, action] = after, self.task.is_done(after)
-        return outcome
+            transition = self.transitions[state, action] = after, self.task.is_done(after)
+        return transition
 
     def view(self, state: State) -> View:
-        view = self._views.get(state)
+        """Return what the agent observes of a state.
+
+        Raises
+        ------
+        ValueError
+            If no phrase is available although the task is not done.
+        """
+        view = self.views.get(state)
         if view is None:
-            if len(self._views) >= _REMEMBERED:
-                self._views.clear()
+            if len(self.views) >= TRANSITIONS_CACHED:
+                self.views.clear()
             seen = self.task.household.observe(state)
             text = narrate(self.task.household, self.task.instruction, seen)
-            offered = self.task.offered(state)
-            if not offered and not self.task.is_done(state):
-                raise ValueError(f"menu: it offers nothing at all in this situation: {text}")
-            view = self._views[state] = View(text, tuple(map(int, seen.values())), offered)
+            available = self.task.available_actions(state)
+            if not available and not self.task.is_done(state):
+                raise ValueError(f"menu: no phrase is available in this state, add one that is: {text}")
+            view = self.views[state] = View(text, tuple(map(int, seen.values())), available)
         return view
 
 
-@lru_cache(_TASKS_KEPT)
-def course_of(task: Task) -> Course:
-    """The one course of a task in this process."""
-    return Course(task)
+@lru_cache(_TASKS_CACHED)
+def cached_task(task: HouseholdTask) -> CachedTask:
+    """Return the cache of a task, one for each process."""
+    return CachedTask(task)
 
 
-@lru_cache(_TASKS_KEPT)
-def _optimal_return(task: Task) -> float | None:
-    environment = VirtualHomeEnv(task)
+@lru_cache(_TASKS_CACHED)
+def _optimal_return(task: HouseholdTask) -> float | None:
+    env = VirtualHomeEnv(task)
     try:
-        return solve(environment, max_states=_OUTCOMES_SEARCHED // len(environment.action_names)).optimal_return
-    except ValueError:  # too many situations, or one in which the menu offers nothing
+        return solve(env, max_states=_TRANSITIONS_SEARCHED // len(env.action_names)).optimal_return
+    except ValueError:  # too many states, or one in which no phrase is available
         return None
 
 
 class VirtualHomeEnv(LanguageEnv):
-    """Somebody does a chore in a household of four rooms.
+    """A person does a household task in a home of four rooms.
 
-    ## Description
-    A kitchen, a bathroom, a bedroom and a living room. Things stand in them, lie in or on others, or are held. What is
-    to be done and what there is to do it with is a :class:`lang_envs.virtualhome.Task`, a row of data.
+    Description
+    -----------
+    The rooms are a kitchen, a bathroom, a bedroom and a living room. Things are in a room, in a container, on a
+    surface, or in one of the person's two hands. A :class:`lang_envs.virtualhome.HouseholdTask` defines the things, the
+    goal and the available actions. The first two tasks are those of the source; the others are meant for evaluation on
+    tasks that the agent was not trained on. The id of a task is ``VirtualHome-TASK-v0``; ``VirtualHome-v0`` takes a
+    task of your own.
 
-    ## Action Space
-    Phrases, each one step. Which of them are offered depends on what is seen (``info["available_actions"]``).
+    ================  =======  ======  ===========  =============  ===================================================
+    task              phrases  states  best return  shortest plan  instruction
+    ================  =======  ======  ===========  =============  ===================================================
+    food-preparation  10       28      0.7738       6              Heat the pancake in the microwave.
+    entertainment     17       136     0.5987       11             Sit on the sofa and watch TV with the chips and the
+                                                                   milk at hand.
+    cheese            10       28      0.7738       6              Heat the cheese in the microwave.
+    hamburger         10       28      0.7738       6              Heat the hamburger in the microwave.
+    apple-pie         10       28      0.7738       6              Heat the apple pie in the microwave.
+    pizza             10       28      0.7738       6              Heat the pizza in the microwave.
+    washing-plate     10       28      0.7738       6              Wash the dirty plate in the dishwasher.
+    laundry           10       28      0.7738       6              Wash the clothes in the washing machine.
+    juice             10       28      0.6983       8              Cool the juice in the fridge. (The juice starts in
+                                                                   the living room.)
+    towel             10       28      0.6983       8              Wash the towel in the washing machine. (The towel
+                                                                   starts in the bedroom, the machine is in the
+                                                                   bathroom.)
+    ================  =======  ======  ===========  =============  ===================================================
 
-    | phrase | what it needs | what it does |
-    |---|---|---|
-    | walk to the kitchen (bathroom, …) | another room, standing | one is there, near nothing but what one holds |
-    | walk to the X | X is seen and not in hand, standing | one is near X alone (or a container and all in it) |
-    | grab the X | X is near, a free hand | X is in hand, and goes where one goes |
-    | put the X in (on) the Y | X in hand, Y near and no closed container | X is there |
-    | open, close the Y | Y is near, a free hand | what is in something closed is not seen |
-    | turn on, turn off the Y | Y is near, a free hand | |
-    | sit on the Y | Y is near | one does not walk while one sits |
-    | stand up from the Y | sitting on it | |
+    The best return is discounted (0.95 per step); the length of the shortest plan is in actions.
 
-    An action whose need is not met changes nothing and takes its step all the same. One has two hands. The source's
-    tasks offer some actions in vain and leave some out (once one sits, no standing up, for instance); other tasks offer
-    what changes something.
+    Action Space
+    ------------
+    Phrases; each one takes one step. An action whose precondition does not hold takes its step and changes nothing.
 
-    ## Observation Space
-    The task, the room, whether both hands are empty, and a sentence on each thing that is seen: what is in one's room
-    and not inside something closed, and what one holds. As integers (``symbolic_observation``) zeros and ones, named by
-    ``symbolic_fields``; zero also where a thing is not seen.
+    =================================  ======================================  =======================================
+    phrase                             precondition                            effect
+    =================================  ======================================  =======================================
+    walk to the kitchen (bathroom, …)  in another room, not sitting            the person is in that room, near
+                                                                               nothing except what it holds
+    walk to the X                      X is seen, not held; not sitting        the person is near X only, or near the
+                                                                               container of X and everything in it
+    grab the X                         X is near, one hand is free             X is in hand, and moves with the person
+    put the X in (on) the Y            X in hand, Y near; a container is open  X is in (on) Y
+    open, close the Y                  Y is near, one hand is free             things in a closed container are not
+                                                                               seen
+    turn on, turn off the Y            Y is near, one hand is free             Y is on, off
+    sit on the Y                       Y is near, not sitting                  the person sits, and faces the screens
+                                                                               of the room
+    stand up from the Y                sitting on Y                            the person stands
+    =================================  ======================================  =======================================
 
-    ## Starting State
-    In the task's room, near nothing, hands empty; containers closed, switches off.
+    Which phrases are available depends on what the person sees (``info["available_actions"]``). The *menu* of a task
+    lists conditions for some phrases; all other phrases are available if they would change something. The menus of the
+    registered tasks follow the source: they offer some actions that change nothing, and lack some that would (for
+    example standing up from the sofa).
 
-    ## Rewards
+    Observation Space
+    -----------------
+    Text: the instruction, the room, whether both hands are empty, and a sentence for each thing that the person sees or
+    holds. A thing is seen if it is in the same room and not in a closed container. The first observation of food
+    preparation is::
+
+        Heat the pancake in the microwave. You are in the kitchen. Your hands are empty. The pancake is here. The closed
+        microwave is here.
+
+    ``symbolic_observation()`` is an int64 vector of zeros and ones: 11 entries, 21 for entertainment. The names in
+    ``symbolic_fields`` are explained in :class:`lang_envs.virtualhome.HouseholdTask`. Entries of things that are not
+    seen are 0.
+
+    Starting State
+    --------------
+    Always the same: the person is in the task's start room, near nothing, with empty hands. Containers are closed and
+    switches are off.
+
+    Rewards
+    -------
     1 when the task is done, otherwise 0.
 
-    ## Episode End
-    Terminated when the task is done; truncated after 50 steps.
+    Episode End
+    -----------
+    *Terminated* when the task is done. *Truncated* after ``max_steps`` steps (50).
 
-    ## Information
-    ``text``, ``available_actions``, ``available_action_ids`` and ``success`` (the task is done); after a step also
-    ``action_valid`` (a phrase that is not offered takes a step and changes nothing).
+    Information
+    -----------
+    ========================  ==================================================================================
+    entry                     meaning
+    ========================  ==================================================================================
+    ``text``                  the observation as text (str)
+    ``available_actions``     the available phrases (tuple of str)
+    ``available_action_ids``  their indices (tuple of int)
+    ``success``               whether the task is done (bool)
+    ``action_valid``          after a step: whether the action was an available phrase (bool); any other text
+                              takes one step and changes nothing
+    ========================  ==================================================================================
 
-    ## Arguments
-    ``task``: a :class:`lang_envs.virtualhome.Task`, a mapping of its fields, the name of a task of the suite, or the
-    path of a YAML file. ``max_steps``: steps of an episode, 50. ``render_mode``: ``"ansi"`` or ``"rgb_array"``.
+    Arguments
+    ---------
+    task : HouseholdTask, mapping, str or Path
+        A task, a mapping of its fields, the name of a task in the table above (``"cheese"``), or the path of a YAML
+        file. Each registered id except ``VirtualHome-v0`` sets it.
+    max_steps : int
+        Greatest number of steps of an episode; default 50.
+    render_mode : str, optional
+        ``"ansi"``: a floor plan as text. ``"rgb_array"``: a picture, uint8 of shape (height, width, 3).
 
-    ## References
-    The two tasks in VirtualHome (Puig et al., 2018) that TWOSOME (arXiv 2401.14151) and POAD (arXiv 2405.15821) use,
-    and unseen ones after POAD's Table 1; the wording is our own. Every recorded transition of the two replays exactly.
+    Raises
+    ------
+    ValueError
+        If no task is given, or it is invalid; the message names the field, its value and the possible values.
+    FileNotFoundError
+        If the YAML file does not exist.
 
-    ## Version History
-    v0: first release.
+    References
+    ----------
+    - Source: two tasks in VirtualHome (Puig et al., 2018) as used by TWOSOME (arXiv:2401.14151) and POAD
+      (arXiv:2405.15821). The unseen tasks follow POAD's Table 1.
+    - Differences from the source: the wording of observations and phrases is ours. The rules are the same: every
+      recorded transition of the two tasks of the source replays exactly.
+
+    Version History
+    ---------------
+    - v0: first version.
     """
 
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012
     discount = DISCOUNT
-    state_fields: ClassVar[tuple[str, ...]] = ("_household_state", "_steps", "_done")
-    clock_fields: ClassVar[tuple[str, ...]] = ("_steps",)
+    state_fields: ClassVar[tuple[str, ...]] = ("household_state", "steps", "done")
+    clock_fields: ClassVar[tuple[str, ...]] = ("steps",)
 
     def __init__(
         self,
-        task: Task | Mapping[str, Any] | str | Path | None = None,
+        task: HouseholdTask | Mapping[str, Any] | str | Path | None = None,
         max_steps: int = MAX_STEPS,
         render_mode: str | None = None,
     ) -> None:
         if task is None:
             raise ValueError(
-                f"task: none was given; give a Task, the path of a YAML file, or one of {', '.join(TASKS)} "
-                "(on the command line --set task=FILE)"
+                "task is missing: expected a HouseholdTask, the path of a YAML file, or one of "
+                f"{', '.join(TASKS)} (on the command line: --set task=FILE)"
             )
         if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-            raise ValueError(f"max_steps: {max_steps!r} is not a whole number of at least 1")
+            raise ValueError(f"max_steps={max_steps!r} is not valid: expected a whole number of at least 1")
         self.task = load_task(task)
         self.max_steps = max_steps
-        self._course = course_of(self.task)
+        self.cached = cached_task(self.task)
         household = self.task.household
         self.action_names = action_phrases(household)
         self.symbolic_fields = tuple(fact.field for fact in household.facts)
         self.text_parts = text_parts(household, self.task.instruction)
-        self._household_state = household.initial_state()
-        self._steps = 0
-        self._done = False
+        self.household_state = household.initial_state()
+        self.steps = 0
+        self.done = False
         super().__init__(max_text_length=sum(max(map(len, part)) for part in self.text_parts), render_mode=render_mode)
 
     @property
     def optimal_return(self) -> float | None:  # type: ignore[override]
-        """By breadth-first search, when it is asked for; None where there are too many situations to search."""
+        """Best discounted return, computed by breadth-first search when it is read; None for too many states."""
         return _optimal_return(self.task)
 
     def start(self, options: dict[str, Any]) -> None:
-        self._household_state = self.task.household.initial_state()
-        self._steps = 0
-        self._done = False
+        self.household_state = self.task.household.initial_state()
+        self.steps = 0
+        self.done = False
 
     def advance(self, action: int | str | None) -> Transition:
         if isinstance(action, int):
-            self._household_state, self._done = self._course.perform(self._household_state, action)
-        self._steps += 1
-        truncated = self._steps >= self.max_steps and not self._done
-        return Transition(float(self._done), self._done, truncated, {})
+            self.household_state, self.done = self.cached.perform(self.household_state, action)
+        self.steps += 1
+        truncated = self.steps >= self.max_steps and not self.done
+        return Transition(float(self.done), self.done, truncated, {})
 
     def available_action_ids(self) -> tuple[int, ...]:
-        return self._course.view(self._household_state).offered
+        return self.cached.view(self.household_state).available
 
     def _info(self, text: str) -> dict[str, Any]:
-        return super()._info(text) | {"success": self._done}
+        return super()._info(text) | {"success": self.done}
 
     def narrate(self) -> str:
-        return self._course.view(self._household_state).text
+        return self.cached.view(self.household_state).text
 
     def symbolic_observation(self) -> np.ndarray:
-        return np.array(self._course.view(self._household_state).symbolic, dtype=np.int64)
+        return np.array(self.cached.view(self.household_state).symbolic, dtype=np.int64)
 
     def render(self) -> Any:
-        """The floor plan as text (``ansi``) or as a picture of shape (height, width, 3), uint8 (``rgb_array``)."""
+        """Return the floor plan as text (``ansi``) or a uint8 picture of shape (height, width, 3) (``rgb_array``)."""
         from lang_envs.virtualhome.rendering import draw, write
 
         if self.render_mode == "ansi":
-            return write(self.task, self._household_state)
+            return write(self.task, self.household_state)
         if self.render_mode == "rgb_array":
-            return draw(self.task, self._household_state)
+            return draw(self.task, self.household_state)
         return None

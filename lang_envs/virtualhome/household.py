@@ -1,6 +1,6 @@
-"""The rules of a household: rooms, things, where they are, and what a person can do with them.
+"""The rules of a household: rooms, things, their places, and what a person can do with them.
 
-An action whose precondition does not hold changes nothing. Nothing here knows of tasks, text or Gymnasium.
+An action whose precondition does not hold changes nothing. There are no tasks, no text and no Gymnasium here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from lang_envs.storage import storable
 ROOMS = ("kitchen", "bathroom", "bedroom", "living room")
 HANDS = 2
 HELD = -1
+"""Place of a thing in the person's hands."""
 NOWHERE = -1
+"""In place of the index of a thing."""
 
 PROPERTIES = {
     "grabbable": "can be taken in a hand and put on surfaces and into containers; it may be a switch and nothing else",
@@ -24,69 +26,76 @@ PROPERTIES = {
     "seat": "can be sat on",
     "screen": "is faced by whoever sits in its room",
 }
-"""What a thing can be."""
+"""The properties of things, and what each one means."""
 
 
 @dataclass(frozen=True)
 class Thing:
-    """A thing of the household: ``place`` is a room, or the surface or container that it starts on or in."""
+    """A thing in the household."""
 
     name: str
     place: str
+    """A room, or the name of the surface or container on or in which it starts."""
     properties: tuple[str, ...] = ()
+    """Keys of ``PROPERTIES``."""
     plural: bool = False
+    """Whether the name is plural, as in "the chips are here"."""
 
     @property
     def identifier(self) -> str:
-        """Its name within the names of symbolic fields."""
+        """Its name in symbolic fields."""
         return identifier(self.name)
 
     def can(self, property_name: str) -> bool:
+        """Return whether the thing has a property."""
         return property_name in self.properties
 
     @property
     def holds_things(self) -> bool:
+        """Whether other things can be put on it or into it."""
         return self.can("surface") or self.can("container")
 
     @property
     def preposition(self) -> str:
-        """Things are in a container and on a surface."""
+        """``in`` for a container, ``on`` for a surface."""
         return "in" if self.can("container") else "on"
 
 
 def identifier(name: str) -> str:
-    """``"coffee table"`` as the recordings of the source environment write it: ``"coffeetable"``."""
+    """Return a name as symbolic fields write it: ``"coffeetable"`` for ``"coffee table"``, as in the source."""
     return name.replace(" ", "").lower()
 
 
 @storable
 class State(NamedTuple):
-    """A situation; things are counted as in :attr:`Household.things`.
-
-    ``places`` has for each thing the index of its room, ``HELD``, or ``len(ROOMS)`` plus the index of what it is on or
-    in. ``near`` leaves out what is near because it is held or because the container that it is in is near.
-    """
+    """Everything that changes in a household; hashable. Things are numbered as in :attr:`Household.things`."""
 
     room: int
+    """Index of the person's room."""
     places: tuple[int, ...]
+    """For each thing: the index of its room, ``HELD``, or ``len(ROOMS)`` plus the index of what it is on or in."""
     near: frozenset[int] = frozenset()
+    """Things near the person, except those that are held and those in a container that is near."""
     opened: frozenset[int] = frozenset()
     switched_on: frozenset[int] = frozenset()
     seat: int = NOWHERE
 
 
 class Action(NamedTuple):
-    """``verb`` is what is done, ``target`` a room or a thing, ``receptacle`` where a thing is put."""
+    """Something that the person can try to do."""
 
     verb: str
     target: int
+    """Index of a room (for ``enter``) or of a thing."""
     receptacle: int = NOWHERE
+    """Index of the thing that the target is put on or into."""
 
 
 class Fact(NamedTuple):
-    """Something that is true of a state or not; ``field`` is its name in the symbolic observation."""
+    """A statement that is true or false in a state."""
 
     field: str
+    """Its name in the symbolic observation."""
     kind: str
     subject: int
     receptacle: int = NOWHERE
@@ -94,49 +103,62 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class Household:
-    """Things in rooms, and a person who starts in the room ``start`` with empty hands, near nothing."""
+    """The rules for given things and a person who starts in a given room, near nothing, with empty hands.
+
+    Parameters
+    ----------
+    things : tuple of Thing
+        The things of the household.
+    start : str
+        The room in which the person starts.
+    """
 
     things: tuple[Thing, ...]
     start: str = "kitchen"
 
     @cached_property
     def receptacles(self) -> tuple[int, ...]:
+        """Indices of the surfaces and containers."""
         return tuple(i for i, thing in enumerate(self.things) if thing.holds_things)
 
     def initial_state(self) -> State:
+        """Return the state at the start of an episode."""
         names = [*ROOMS, *(thing.name for thing in self.things)]
         return State(ROOMS.index(self.start), tuple(names.index(thing.place) for thing in self.things))
 
     # ------------------------------------------------------------------------------------------- where things are
 
     def contents(self, state: State, receptacle: int) -> list[int]:
+        """Return the indices of the things on or in a receptacle."""
         return [i for i, place in enumerate(state.places) if place == len(ROOMS) + receptacle]
 
     def container_of(self, state: State, thing: int) -> int:
-        """The container that a thing is in, or ``NOWHERE``."""
+        """Return the index of the container of a thing, or ``NOWHERE``."""
         receptacle = state.places[thing] - len(ROOMS)
         return receptacle if receptacle >= 0 and self.things[receptacle].can("container") else NOWHERE
 
     def is_seen(self, state: State, thing: int) -> bool:
-        """In the person's room and not inside something closed, or held."""
+        """Return whether a thing is held, or is in the person's room and not in a closed container."""
         place = state.places[thing]
         if place < len(ROOMS):
             return place in (HELD, state.room)
         container = self.container_of(state, thing)
-        shut_away = container != NOWHERE and container not in state.opened
-        return state.places[place - len(ROOMS)] == state.room and not shut_away
+        is_hidden = container != NOWHERE and container not in state.opened
+        return state.places[place - len(ROOMS)] == state.room and not is_hidden
 
     def is_near(self, state: State, thing: int) -> bool:
+        """Return whether a thing is near the person, held, or in a container that is near."""
         return thing in state.near or state.places[thing] == HELD or self.container_of(state, thing) in state.near
 
     def has_free_hand(self, state: State) -> bool:
+        """Return whether the person holds fewer things than it has hands."""
         return state.places.count(HELD) < HANDS
 
     # ---------------------------------------------------------------------------------------------------- actions
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:
-        """Every action: to the rooms, to the things, then what hands do, then sitting and standing."""
+        """Every action: walking to rooms, walking to things, actions of the hands, sitting down and standing up."""
         grabbable = self._that_can("grabbable")
         return (
             *(Action("enter", ROOMS.index(room)) for room in ("living room", "kitchen", "bathroom", "bedroom")),
@@ -152,7 +174,7 @@ class Household:
         return [i for i, thing in enumerate(self.things) if thing.can(property_name)]
 
     def can_do(self, state: State, action: Action) -> bool:
-        """Whether an action's precondition holds, so that it changes something."""
+        """Return whether the precondition of an action holds, so that it changes something."""
         verb, target, receptacle = action
         if verb == "enter":
             return target != state.room and state.seat == NOWHERE
@@ -175,7 +197,7 @@ class Household:
         return (target in switched) == (verb in ("close", "turn off"))
 
     def perform(self, state: State, action: Action) -> State:
-        """The state after an action; the same state where its precondition does not hold."""
+        """Return the state after an action: the same state if its precondition does not hold."""
         verb, target, receptacle = action
         if not self.can_do(state, action):
             return state
@@ -199,9 +221,9 @@ class Household:
 
     @cached_property
     def facts(self) -> tuple[Fact, ...]:
-        """All that can be true of a state, in the order of the symbolic observation.
+        """Every fact, in the order of the symbolic observation.
 
-        Rooms, then what is known of each thing, those without a state of their own last.
+        First the rooms, then each thing; things without properties other than ``surface`` come last.
         """
         facts = [Fact(f"in_{identifier(room)}", "in", i) for i, room in enumerate(ROOMS)]
         plain = [i for i, thing in enumerate(self.things) if set(thing.properties) <= {"surface"}]
@@ -227,7 +249,7 @@ class Household:
         return Fact(f"{held.identifier}_{holder.preposition}_{holder.identifier}", "placed", thing, receptacle)
 
     def is_true(self, state: State, fact: Fact) -> bool:
-        """Whether a fact is true, seen or not."""
+        """Return whether a fact is true, whether the person sees it or not."""
         kind, subject = fact.kind, fact.subject
         if kind == "in":
             return state.room == subject
@@ -246,11 +268,11 @@ class Household:
         return subject in (state.opened if kind == "open" else state.switched_on)
 
     def true_fields(self, state: State) -> dict[str, bool]:
-        """Every fact of a state."""
+        """Return the value of every fact."""
         return {fact.field: self.is_true(state, fact) for fact in self.facts}
 
     def observe(self, state: State) -> dict[str, bool]:
-        """The facts of a state that the person can see; false of things that are out of sight."""
+        """Return the value of every fact as the person sees it: False for things that it does not see."""
         return {
             fact.field: self.is_true(state, fact) and (fact.kind == "in" or self.is_seen(state, fact.subject))
             for fact in self.facts

@@ -1,4 +1,4 @@
-"""The household in words: phrases for what can be done, sentences for what is seen."""
+"""The text of VirtualHome: a phrase for each action, sentences for what the person sees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VERBS = {
 
 @lru_cache
 def action_phrases(household: Household) -> tuple[str, ...]:
-    """A phrase for each action, in their order."""
+    """Return a phrase for each action, in the order of :attr:`Household.actions`."""
     return tuple(_phrase(household, action) for action in household.actions)
 
 
@@ -39,7 +39,7 @@ def _phrase(household: Household, action: Action) -> str:
 
 
 def narrate(household: Household, instruction: str, observation: Mapping[str, bool]) -> str:
-    """An observation in words; see :meth:`Household.observe`."""
+    """Return the text of an observation; see :meth:`Household.observe`."""
     (room,) = (room for room in ROOMS if observation[f"in_{identifier(room)}"])
     hands_full = any(observation.get(f"hold_{thing.identifier}", False) for thing in household.things)
     sentences = [instruction, _stand(room), "" if hands_full else _EMPTY_HANDS]
@@ -48,7 +48,7 @@ def narrate(household: Household, instruction: str, observation: Mapping[str, bo
 
 
 def text_parts(household: Household, instruction: str) -> tuple[tuple[str, ...], ...]:
-    """Every observation is one choice from each part."""
+    """Return the parts of :attr:`LanguageEnv.text_parts`."""
     return (
         (instruction,),
         tuple(map(_stand, ROOMS)),
@@ -94,7 +94,7 @@ def _is_placed(thing: Thing, receptacle: Thing, observation: Mapping[str, bool])
 
 
 def _all_about(household: Household, thing: Thing) -> tuple[str, ...]:
-    """Every sentence that can be said of a thing, and none at all."""
+    """Return every possible sentence about a thing, and the empty text."""
     relations = ["here", "near"]
     relations += [
         kind for kind, needed in (("hold", "grabbable"), ("face", "screen"), ("sit", "seat")) if thing.can(needed)

@@ -1,4 +1,4 @@
-"""The household as a floor plan, in plain text and as a picture, both made from the state alone."""
+"""Rendering of a household: a floor plan as text and as a picture."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ import numpy as np
 
 from lang_envs.pictures import INK, PAPER, WHITE, Picture, Place, Sprite
 from lang_envs.virtualhome.household import HELD, NOWHERE, ROOMS, Household, State, Thing
-from lang_envs.virtualhome.task import Task
+from lang_envs.virtualhome.task import HouseholdTask
 
 PLAN = (("kitchen", "living room"), ("bathroom", "bedroom"))
-"""The rooms as they lie beside each other."""
+"""Positions of the rooms in the floor plan, row by row."""
 CELL = 60
-"""Side of a cell in pixels; a room has ``ROWS`` × ``COLUMNS`` cells; a caption of ``CAPTION`` pixels stands below."""
-ROWS, COLUMNS, CAPTION = 4, 5, 56
+"""Side of a cell, in pixels."""
+ROWS, COLUMNS = 4, 5
+"""Size of a room, in cells."""
+CAPTION = 56
+"""Height of the caption, in pixels."""
 
-_ABREAST, _LABEL = 3, 22  # things in a row, characters of a label
-_LEAST_LINES = 2  # of a room in plain text
+_ABREAST = 3
+"""Things in a row of a room."""
+_LABEL = 22
+"""Greatest number of characters of a label."""
+_LEAST_LINES, _LEAST_WIDTH = 2, 34
+"""Smallest size of a room in text, in lines and characters."""
 _LIT, _DARK, _WALL = "#f6ecd4", "#b9b2a6", "#5b5148"
 _GRABBABLE = ("#d9a066", "#8fb8de", "#e2725b", "#8fbf6b", "#c58fd0", "#f2c14e")
 _PERSON: Sprite = [
@@ -76,10 +83,10 @@ _SCREEN: dict[bool, Sprite] = {
 }
 
 
-def write(task: Task, state: State) -> str:
-    """A floor plan in plain text: what is where, whether it is open or on, what is near, and where the person is."""
+def write(task: HouseholdTask, state: State) -> str:
+    """Return a floor plan as text: the place of each thing, whether it is open, on or near, and the person's place."""
     rooms = {room: _lines(task.household, state, room) for room in ROOMS}
-    width = max(34, *(len(line) for lines in rooms.values() for line in lines)) + 2
+    width = max(_LEAST_WIDTH, *(len(line) for lines in rooms.values() for line in lines)) + 2
     plan = [task.instruction]
     for row in PLAN:
         plan.append("+" + "+".join(f"- {room} ".ljust(width, "-") for room in row) + "+")
@@ -125,11 +132,11 @@ def _hands(household: Household, state: State) -> str:
     return f"In hand: {', '.join(held) or 'nothing'}"
 
 
-def draw(task: Task, state: State) -> np.ndarray:
-    """A floor plan as a picture, uint8 of shape (height, width, 3); the person's room is light, the others shaded.
+def draw(task: HouseholdTask, state: State) -> np.ndarray:
+    """Return a floor plan as a picture, a uint8 array of shape (height, width, 3).
 
-    What is near has a mark before its name. What is inside something closed is drawn small on its door: the picture
-    shows the environment, not what the person sees.
+    The person's room is light, the others are dark. Things near the person have a mark before their name. Things in a
+    closed container are drawn small on its door: the picture shows the whole state, not only what the person sees.
 
     Raises
     ------
@@ -152,7 +159,7 @@ def draw(task: Task, state: State) -> np.ndarray:
 
 
 def _furnish(picture: Picture, household: Household, state: State, room: int, corner: Place) -> None:
-    """Furniture along the upper wall, loose things below, and the person next to what is near."""
+    """Draw furniture along the upper wall, grabbable things below, and the person next to what is near."""
     things = household.things
     here = [i for i, place in enumerate(state.places) if place == room]
     furniture = [i for i in here if not things[i].can("grabbable")]

@@ -1,7 +1,7 @@
-"""What a task is, and what is wrong with one that is not.
+"""Household tasks: their definition, and the checks that a task is valid.
 
-A condition is a line such as ``"hold_chips or chips_on_coffeetable"``: names of symbolic fields, each perhaps with
-``not`` before it, joined by ``or``. Several conditions hold when each of them does.
+A *condition* is a line such as ``"hold_chips or not see_chips"``: names of symbolic fields, each with or without
+``not``, joined by ``or``. A list of conditions holds if each of them holds.
 """
 
 from __future__ import annotations
@@ -19,43 +19,47 @@ from lang_envs.virtualhome.narration import action_phrases
 
 Conditions = tuple[str, ...]
 
-_HEAVY = ("surface", "container", "seat", "screen")
+_NOT_GRABBABLE = ("surface", "container", "seat", "screen")
+"""Properties of things that cannot be grabbed."""
 _LONGEST_NAME = 60
 _NAME = re.compile(r"(?!(open|closed|switched-on|switched-off)\b)[A-Za-z0-9]+([ -][A-Za-z0-9]+)*")
 
 
 @dataclass(frozen=True)
-class Task:
-    """Something to be done in a household.
+class HouseholdTask:
+    """A task in a household: things, a goal and the available actions.
 
-    Symbolic fields are named after things, in lower case and without spaces (``coffeetable``):
+    Conditions consist of *symbolic fields*. These are named after things, in lower case and without spaces
+    (``coffeetable``):
 
-    | field | true when |
-    |---|---|
-    | ``in_livingroom`` | the person is in that room |
-    | ``see_x``, ``close_to_x`` | x is seen, near |
-    | ``hold_x``, ``x_on_y``, ``x_in_y`` | a grabbable thing is in hand, on a surface, in a container |
-    | ``is_x_open``, ``is_x_on`` | a container is open, a switch is on |
-    | ``is_sit_x``, ``is_face_x`` | the person sits on a seat, in the room of a screen |
+    ==================================  ======================================================================
+    field                               true when
+    ==================================  ======================================================================
+    ``in_livingroom``                   the person is in that room
+    ``see_x``, ``close_to_x``           the person sees x, is near x
+    ``hold_x``, ``x_on_y``, ``x_in_y``  the grabbable thing x is in hand, on the surface y, in the container y
+    ``is_x_open``, ``is_x_on``          the container x is open, the switch x is on
+    ``is_sit_x``, ``is_face_x``         the person sits on the seat x, sits in the room of the screen x
+    ==================================  ======================================================================
 
     Parameters
     ----------
     instruction : str
-        What the person is told to do: a sentence with its full stop.
+        The first sentence of every observation; ends with ``.``, ``!`` or ``?``.
     things : sequence of Thing
-        What is in the household, in the order in which it is spoken of.
+        The things of the household, in the order of the sentences about them.
     goal : sequence of str
-        Conditions of which all must be true, seen or not, for the task to be done.
+        Conditions; the task is done when all of them hold, whether the person sees it or not.
     start : str
-        The room where the person starts.
-    menu : mapping from str to sequence of str
-        For a phrase, the conditions under which it is offered, judged by what is seen; an empty list offers it always.
-        A phrase that the menu does not name is offered whenever saying it would change something.
+        The room in which the person starts.
+    menu : mapping of str to sequence of str
+        For a phrase, the conditions under which it is available. They are evaluated on what the person sees; an empty
+        list means always. A phrase that is not in the menu is available if it would change something.
 
     Raises
     ------
     ValueError
-        Naming the field, its value, and what is possible there.
+        If a field is invalid; the message names the field, its value and the possible values.
     """
 
     instruction: str
@@ -65,11 +69,11 @@ class Task:
     menu: tuple[tuple[str, Conditions], ...] = ()
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # frozen: what was given as lists and mappings becomes tuples, once
+        put = object.__setattr__  # the class is frozen; given lists and mappings become tuples here
         _check_name("instruction", self.instruction)
         if self.instruction[-1] not in ".!?":
             raise ValueError(
-                f"instruction: {self.instruction!r} is followed by other sentences, so end it with a full stop"
+                f"instruction: {self.instruction!r} does not end with '.', '!' or '?': other sentences follow it"
             )
         put(
             self,
@@ -82,33 +86,35 @@ class Task:
         phrases = action_phrases(self.household)
         for what, names in (("field", known), ("phrase", phrases)):
             if twice := [name for name, times in Counter(names).items() if times > 1]:
-                raise ValueError(f"things: two things would share the {what} {twice[0]!r}; give one another name")
+                raise ValueError(f"things: two things have the {what} {twice[0]!r} in common: rename one of them")
         put(self, "goal", _conditions("goal", self.goal, known))
         if not self.goal:
-            raise ValueError("goal: there is no condition, so there is nothing to do")
+            raise ValueError("goal: it has no condition, expected at least one")
         menu = self.menu.items() if isinstance(self.menu, Mapping) else _items("menu", self.menu)
         rows: list[tuple[str, Conditions]] = []
         for row in menu:
             if not isinstance(row, list | tuple) or len(row) != 2:
-                raise ValueError(f"menu: {row!r} is not a phrase with its conditions")
+                raise ValueError(f"menu: {row!r} is not a pair of a phrase and its conditions")
             phrase, conditions = row
             _check_choice("menu", phrase, phrases)
             if phrase in dict(rows):
-                raise ValueError(f"menu: {phrase!r} stands there twice")
+                raise ValueError(f"menu: {phrase!r} occurs twice")
             rows.append((phrase, _conditions(f"menu[{phrase!r}]", conditions, known)))
         put(self, "menu", tuple(rows))
         if self.is_done(self.household.initial_state()):
-            raise ValueError(f"goal: {list(self.goal)} is reached before anything is done")
+            raise ValueError(f"goal: {list(self.goal)} holds at the start, so the task is done before the first step")
 
     @cached_property
     def household(self) -> Household:
+        """The rules of this task's household."""
         return Household(self.things, self.start)
 
     def is_done(self, state: State) -> bool:
+        """Return whether the goal holds in a state."""
         return _all_hold(self.goal, self.household.true_fields(state))
 
-    def offered(self, state: State) -> tuple[int, ...]:
-        """Indices of the actions that are offered; two states that look alike offer the same."""
+    def available_actions(self, state: State) -> tuple[int, ...]:
+        """Return the indices of the available actions; they are the same in states with the same observation."""
         seen, menu = self.household.observe(state), dict(self.menu)
         actions = zip(action_phrases(self.household), self.household.actions, strict=True)
         return tuple(
@@ -122,7 +128,7 @@ def _thing(where: str, thing: Thing | Mapping[str, Any]) -> Thing:
     if isinstance(thing, Mapping):
         thing = Thing(**keywords(where, thing, Thing))
     if not isinstance(thing, Thing):
-        raise ValueError(f"{where}: {thing!r} is not a thing with a name, a place and properties")
+        raise ValueError(f"{where}: {thing!r} is not a Thing or a mapping with name, place and properties")
     _check_name(f"{where}.name", thing.name)
     if not _NAME.fullmatch(thing.name) or len(thing.name) > _LONGEST_NAME:
         raise ValueError(
@@ -135,7 +141,7 @@ def _thing(where: str, thing: Thing | Mapping[str, Any]) -> Thing:
     if not isinstance(thing.plural, bool):
         raise ValueError(f"{where}.plural: {thing.plural!r} is neither true nor false")
     made = Thing(thing.name, thing.place, properties, thing.plural)
-    for one, other in (("surface", "container"), *(("grabbable", heavy) for heavy in _HEAVY)):
+    for one, other in (("surface", "container"), *(("grabbable", other) for other in _NOT_GRABBABLE)):
         if made.can(one) and made.can(other):
             raise ValueError(f"{where}.properties: {thing.name!r} cannot be both {one} and {other}")
     return made
@@ -143,16 +149,16 @@ def _thing(where: str, thing: Thing | Mapping[str, Any]) -> Thing:
 
 def _check_places(things: Sequence[Thing]) -> None:
     if not things:
-        raise ValueError("things: there is nothing in the household")
+        raise ValueError("things: there are none, expected at least one")
     names = [*ROOMS, *(thing.name for thing in things)]
     called = [identifier(name) for name in names]
     for i, thing in enumerate(things):
         first = called.index(thing.identifier)
         if first != len(ROOMS) + i:
-            raise ValueError(f"things[{i}].name: {thing.name!r} cannot be told from {names[first]!r}")
+            raise ValueError(f"things[{i}].name: {thing.name!r} is the same name as {names[first]!r}: rename it")
         receptacles = [other.name for other in things if other.holds_things]
         if thing.place in receptacles and not thing.can("grabbable"):
-            raise ValueError(f"things[{i}].place: only what is grabbable can be on or in the {thing.place}")
+            raise ValueError(f"things[{i}].place: {thing.name!r} is in or on the {thing.place}, but is not grabbable")
         _check_choice(f"things[{i}].place", thing.place, (*ROOMS, *receptacles))
 
 
@@ -162,7 +168,7 @@ def _conditions(where: str, given: Any, known: Sequence[str]) -> Conditions:
         if not isinstance(condition, str) or not condition.strip():
             raise ValueError(f"{where}[{i}]: {condition!r} is not a condition such as 'not {known[0]}'")
         if " and " in condition:
-            raise ValueError(f"{where}[{i}]: {condition!r} is two conditions; make each an item of the list")
+            raise ValueError(f"{where}[{i}]: {condition!r} is two conditions: make each one an item of the list")
         for literal in condition.split(" or "):
             _check_choice(f"{where}[{i}]", literal.strip().removeprefix("not ").strip(), known)
     return conditions
@@ -199,7 +205,7 @@ def _items(where: str, value: Any) -> Iterable[Any]:
 
 
 def keywords(where: str, given: Mapping[str, Any], made: type[Any]) -> dict[str, Any]:
-    """The fields of a mapping, none unknown and none missing."""
+    """Return a mapping as arguments of a class; raise ValueError if a field is unknown or missing."""
     for name in given:
         _check_choice(where, name, [field.name for field in fields(made)])
     needed = ("name", "place") if made is Thing else ("instruction", "things", "goal")

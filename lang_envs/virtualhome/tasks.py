@@ -1,4 +1,4 @@
-"""The tasks of the suite, each a row of data, and where others come from."""
+"""The registered household tasks, and reading tasks from files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from lang_envs.files import read_text
 from lang_envs.virtualhome.household import ROOMS, Thing, identifier
-from lang_envs.virtualhome.task import Conditions, Task, keywords
+from lang_envs.virtualhome.task import Conditions, HouseholdTask, keywords
 
 _MAX_BYTES, _MAX_DEPTH = 1 << 16, 20
-"""A task takes a few thousand bytes; PyYAML needs seconds for so many."""
+"""Limits of a YAML file: a task needs a few thousand bytes, and PyYAML is slow on more."""
 
 
 def put_away(
@@ -23,15 +23,26 @@ def put_away(
     thing_in: str = "kitchen",
     container_in: str = "kitchen",
     plural: bool = False,
-) -> Task:
-    """A task like the source's food preparation: done when the thing is in the container and the container closed.
+) -> HouseholdTask:
+    """Return a task like the source's food preparation: put a thing into a container and close it.
 
-    The menu is the source's: it offers the hands' work at the container whether or not it changes anything, and
-    walking to the thing while it is in hand, but walking to neither where both are near already.
+    The menu is the source's. At the container, opening, closing and putting are always available, whether or not they
+    change something. Walking to the thing is available while it is in hand. Walking to something near is not available.
+
+    Parameters
+    ----------
+    instruction : str
+        The first sentence of every observation.
+    thing, container : str
+        Names.
+    thing_in, container_in : str
+        The rooms in which they are; the person starts in the kitchen.
+    plural : bool
+        Whether the thing's name is plural.
     """
     x, c = identifier(thing), identifier(container)
     near_container = (f"close_to_{c}",)
-    return Task(
+    return HouseholdTask(
         instruction,
         things=(
             Thing(thing, thing_in, ("grabbable",), plural),
@@ -56,11 +67,12 @@ def put_away(
     )
 
 
-def _entertainment() -> Task:
-    """The source's second task, with the oddities of its menu.
+def _entertainment() -> HouseholdTask:
+    """Return the source's second task, with the peculiarities of its menu.
 
-    It offers the way to one snack while the other is seen, never standing up once one sits, at the coffee table with
-    empty hands nothing but the other rooms, and both of the TV's switches while it is off.
+    Walking to one snack is available while the other one is seen. A person who sits cannot stand up. At the coffee
+    table with empty hands, only walking to other rooms is available. While the TV is off, both turning it on and
+    turning it off are available.
     """
     not_stuck_at_table = "not close_to_coffeetable or hold_chips or hold_milk"
     at_empty_table = ("close_to_coffeetable", "not chips_on_coffeetable", "not milk_on_coffeetable")
@@ -75,7 +87,7 @@ def _entertainment() -> Task:
             (f"put the {name} on the coffee table", (f"hold_{name}", *at_empty_table)),
         )
 
-    return Task(
+    return HouseholdTask(
         "Sit on the sofa and watch TV with the chips and the milk at hand.",
         things=(
             Thing("chips", "kitchen", ("grabbable",), plural=True),
@@ -106,7 +118,7 @@ def _entertainment() -> Task:
     )
 
 
-TASKS: dict[str, Task] = {
+TASKS: dict[str, HouseholdTask] = {
     "food-preparation": put_away("Heat the pancake in the microwave.", "pancake", "microwave"),
     "entertainment": _entertainment(),
     "cheese": put_away("Heat the cheese in the microwave.", "cheese", "microwave"),
@@ -124,27 +136,37 @@ TASKS: dict[str, Task] = {
         container_in="bathroom",
     ),
 }
-"""The two tasks of the source, and eight that nothing is trained on; in the last two the way is longer."""
+"""The two tasks of the source and eight unseen tasks; the last two need more steps."""
 
 UNSEEN_TASKS = tuple(TASKS)[2:]
+"""Names of tasks for evaluation: no agent of the project is trained on them."""
 
 
-def load_task(task: Task | Mapping[str, Any] | str | Path) -> Task:
-    """A task as it is, as a mapping of its fields, by its name in :data:`TASKS`, or from a YAML file.
+def load_task(task: HouseholdTask | Mapping[str, Any] | str | Path) -> HouseholdTask:
+    """Return a task.
+
+    Parameters
+    ----------
+    task : HouseholdTask, mapping, str or Path
+        A task, a mapping of its fields, a name in :data:`TASKS`, or the path of a YAML file with such a mapping.
+
+    Returns
+    -------
+    HouseholdTask
 
     Raises
     ------
     ValueError
-        Naming the file and the field that is wrong.
+        If the task is invalid; the message names the file and the field.
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
     """
-    if isinstance(task, Task):
+    if isinstance(task, HouseholdTask):
         return task
     if isinstance(task, Mapping):
-        return Task(**keywords("task", task, Task))
+        return HouseholdTask(**keywords("task", task, HouseholdTask))
     if not isinstance(task, str | Path):
-        raise ValueError(f"task: {task!r} is neither a Task nor a mapping of its fields, nor a name or path")
+        raise ValueError(f"task: {task!r} is not a HouseholdTask, a mapping of its fields, a name or a path")
     if task in TASKS:
         return TASKS[str(task)]
     path = Path(task)
@@ -153,30 +175,30 @@ def load_task(task: Task | Mapping[str, Any] | str | Path) -> Task:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"task: {task!r} is neither a .yaml file nor one of {', '.join(TASKS)}.{hint}")
     if not path.is_file():
-        raise FileNotFoundError(f"task: there is no file {str(path)!r}")
+        raise FileNotFoundError(f"task: the file {str(path)!r} does not exist")
     try:
         read = _read_yaml(read_text(path, _MAX_BYTES))
         if not isinstance(read, Mapping):
-            raise ValueError(f"a task is a mapping of its fields, not {type(read).__name__}")
+            raise ValueError(f"a task must be a mapping of its fields, not {type(read).__name__}")
         return load_task(read)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error!s:.2000}") from None
 
 
 def _read_yaml(text: str) -> Any:
-    """YAML without aliases, with which a few hundred bytes can say billions of values, and of little depth."""
+    """Read YAML without aliases, with which a short file can define billions of values, and of limited depth."""
     import yaml
 
     try:
         depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
-                raise ValueError("it holds an alias (*name), and tasks are read without them: write the value again")
+                raise ValueError("it contains an alias (*name), which tasks may not have: write the value again")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH:  # PyYAML takes time in the square of it
-                raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+            if depth > _MAX_DEPTH:  # PyYAML takes quadratic time in the depth
+                raise ValueError(f"it is nested too deeply: expected at most {_MAX_DEPTH} levels")
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
-    except (AttributeError, LookupError, TypeError, OverflowError) as error:  # of tags that do not fit their values
+    except (AttributeError, LookupError, TypeError, OverflowError) as error:  # raised for tags that do not fit
         raise ValueError(f"a value has a tag that does not fit it: {error!r}") from None

@@ -1,4 +1,4 @@
-"""Two environments of a dozen lines that stand for every kind Overcooked is not, and plans for Overcooked."""
+"""Two small environments of the kinds that Overcooked is not, and a plan for Overcooked."""
 
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ from lang_envs import LanguageEnv, Transition
 
 
 class Door(LanguageEnv):
-    """Its phrases depend on the situation: open the door, then walk through it."""
+    """The available phrases depend on the state: open the door, then walk through it."""
 
     action_names = ("open the door", "close the door", "walk through the door")
     discount = 0.5
@@ -42,7 +42,7 @@ class Door(LanguageEnv):
 
 
 class Diary(LanguageEnv):
-    """Any text is an action. All that was ever written is read back, with a random number behind each entry."""
+    """Any text is an action. Observations contain all earlier actions, each with a random number after it."""
 
     symbolic_fields = ("entries",)
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 1}
@@ -78,7 +78,7 @@ def diary() -> LanguageEnv:
 
 @pytest.fixture
 def tomato_plan() -> tuple[str, ...]:
-    """The best that can be done in Overcooked-tomato-salad-v0."""
+    """An optimal plan for Overcooked-tomato-salad-v0."""
     return (
         "get the tomato",
         "go to the cutting board",

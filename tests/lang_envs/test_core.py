@@ -1,10 +1,13 @@
-"""What every environment owes to Gymnasium and to those who play it."""
+"""Every environment keeps Gymnasium's contract and that of the base class."""
 
 import copy
+import inspect
 import os
 import pickle
+import re
 import subprocess
 import sys
+import textwrap
 import warnings
 from itertools import pairwise
 from typing import Any
@@ -16,7 +19,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from lang_envs import ENVIRONMENTS, LanguageEnv
+from lang_envs import ENVIRONMENTS, LanguageEnv, TokenEnv
 
 IDS = sorted(name for name, environment in ENVIRONMENTS.items() if environment.finite)
 TOMATO = "Overcooked-tomato-salad-v0"
@@ -27,18 +30,18 @@ both_autoresets = pytest.mark.parametrize("autoreset", [AutoresetMode.NEXT_STEP,
 
 
 def say(env: gym.Env, phrase: str) -> tuple:
-    """Take the action of that phrase, in whichever interface."""
+    """Perform the action of a phrase, with either interface."""
     space = env.action_space
     return env.step(space.encode(phrase) if hasattr(space, "encode") else phrase)
 
 
 def plain(*values: Any) -> tuple:
-    """The same with lists for arrays, so that tuples of it compare."""
+    """Return the values with lists instead of arrays, so that tuples of them can be compared."""
     return tuple(value.tolist() if isinstance(value, np.ndarray) else value for value in values)
 
 
 def random_walk(env: gym.Env, steps: int, seed: int) -> list[tuple]:
-    """What random available actions yield from where the environment is, resets included."""
+    """Return what random available actions give from the present state on, including resets."""
     chooser, seen = np.random.default_rng(seed), []
     for _ in range(steps):
         choice = chooser.choice(env.unwrapped.available_action_ids())
@@ -80,7 +83,7 @@ def test_vector_environments_keep_their_rows_apart_and_reset_themselves(name: st
 
 @pytest.mark.parametrize("name", [TOMATO, FULL])
 @both_autoresets
-def test_environments_in_processes_of_their_own_do_the_same(name: str, autoreset: AutoresetMode) -> None:
+def test_async_vector_environments_give_the_same_results(name: str, autoreset: AutoresetMode) -> None:
     follow_single_environments("async", name, autoreset)
 
 
@@ -151,7 +154,7 @@ def test_copies_in_the_middle_of_an_episode_continue_identically(name: str, inte
     assert random_walk(other, 200, seed=1) == random_walk(env, 200, seed=1)
 
 
-def test_copies_go_separate_ways(diary: LanguageEnv) -> None:
+def test_copies_are_independent(diary: LanguageEnv) -> None:
     diary.reset(seed=1)
     diary.step("one")
     other = copy.deepcopy(diary)
@@ -161,7 +164,7 @@ def test_copies_go_separate_ways(diary: LanguageEnv) -> None:
     assert other.symbolic_observation().tolist() == [2]
 
 
-def test_state_carries_an_environment_over_to_another(diary: LanguageEnv) -> None:
+def test_state_of_one_environment_can_be_assigned_to_another(diary: LanguageEnv) -> None:
     diary.reset(seed=1)
     diary.step("one")
     state = copy.deepcopy(diary.state)
@@ -171,12 +174,12 @@ def test_state_carries_an_environment_over_to_another(diary: LanguageEnv) -> Non
     for entry in ("two", "three", "the end"):
         assert other.step(entry) == diary.step(entry)
     assert other.reset()[0] == diary.reset()[0]
-    assert other.step("again") == diary.step("again"), "and the random generator goes on alike"
+    assert other.step("again") == diary.step("again"), "and the random generator continues identically"
 
 
 @every_id
 @both_interfaces
-def test_state_carries_every_environment_over(name: str, interface: str) -> None:
+def test_state_of_every_environment_can_be_assigned_to_another(name: str, interface: str) -> None:
     env, other = (gym.make(name, interface=interface) for _ in range(2))
     env.reset(seed=5)
     other.reset(seed=6)
@@ -185,7 +188,7 @@ def test_state_carries_every_environment_over(name: str, interface: str) -> None
     assert random_walk(other, 200, seed=1) == random_walk(env, 200, seed=1)
 
 
-def test_state_remembers_that_an_episode_is_over(tomato_plan: tuple[str, ...]) -> None:
+def test_state_includes_whether_an_episode_is_over(tomato_plan: tuple[str, ...]) -> None:
     env, other = (gym.make(TOMATO, interface="text").unwrapped for _ in range(2))
     env.reset()
     for phrase in tomato_plan:
@@ -213,7 +216,7 @@ for name in sorted(name for name, environment in lang_envs.ENVIRONMENTS.items() 
 """
 
 
-def test_fresh_processes_see_the_same_whatever_their_hash_seed() -> None:
+def test_episodes_do_not_depend_on_the_hash_seed_of_the_process() -> None:
     outputs = [
         subprocess.run(
             [sys.executable, "-c", TRAJECTORY],
@@ -235,12 +238,12 @@ def test_reset_with_a_seed_starts_the_same_episode_again(name: str) -> None:
     assert (plain(*env.reset(seed=3)), random_walk(env, 100, seed=0)) == first
 
 
-# ----------------------------------------------------------------------------------------------------- what info says
+# ----------------------------------------------------------------------------------------------------- info
 
 
 @every_id
 @both_interfaces
-def test_info_and_what_step_accepts_agree_at_every_step(name: str, interface: str) -> None:
+def test_info_lists_exactly_the_actions_that_step_accepts(name: str, interface: str) -> None:
     env = gym.make(name, interface=interface)
     observation, info = env.reset(seed=0)
     environment, space, chooser = env.unwrapped, env.observation_space, np.random.default_rng(0)
@@ -308,16 +311,16 @@ def test_unknown_phrase_costs_one_primitive_step_and_changes_nothing_else(name: 
 def test_unknown_phrases_use_up_the_time_of_an_episode() -> None:
     env = gym.make(TOMATO, interface="text")
     env.reset()
-    kitchen_state, rewards = env.unwrapped.state["fields"]["_kitchen_state"], []
+    kitchen_state, rewards = env.unwrapped.state["fields"]["kitchen_state"], []
     for step in range(1, 201):
         _, reward, _, truncated, _ = env.step("fly")
         rewards.append(reward)
         assert truncated == (step == 200)
     assert set(rewards) == {-0.001}
-    assert env.unwrapped.state["fields"]["_kitchen_state"] == kitchen_state
+    assert env.unwrapped.state["fields"]["kitchen_state"] == kitchen_state
 
 
-def test_phrase_that_is_not_available_is_as_invalid_as_an_unknown_one(door: LanguageEnv) -> None:
+def test_unavailable_phrase_is_invalid_like_an_unknown_one(door: LanguageEnv) -> None:
     _, info = door.reset()
     assert info["available_actions"] == ("open the door",)
     for phrase in ("walk through the door", "close the door", "fly"):
@@ -329,13 +332,50 @@ def test_phrase_that_is_not_available_is_as_invalid_as_an_unknown_one(door: Lang
     assert info["available_action_ids"] == (1, 2)
 
 
-def test_environment_without_phrases_says_nothing_of_available_actions(diary: LanguageEnv) -> None:
+def test_info_of_an_environment_without_phrases_has_no_available_actions(diary: LanguageEnv) -> None:
     _, info = diary.reset(seed=0)
     assert set(info) == {"text"}
     *_, info = diary.step(" anything\n at all ")
     assert set(info) == {"text", "action_valid"}
     assert info["action_valid"] is True
     assert " anything\n at all " in info["text"], "the text arrives as it was sent"
+
+
+# --------------------------------------------------------------------------------------------------------- tutorial
+
+
+def test_example_in_the_docstring_of_the_base_class_is_a_complete_environment() -> None:
+    documentation = inspect.getdoc(LanguageEnv) or ""
+    block = re.search(r"A complete environment::\n\n((?:    .*\n|\n)+)", documentation)
+    assert block is not None
+    namespace: dict[str, Any] = {}
+    exec(textwrap.dedent(block[1]), namespace)
+    make = namespace["Door"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(make(), skip_render_check=True)
+    assert TokenEnv(make()).observation_space.contains(TokenEnv(make()).reset(seed=0)[0])
+    closed = next(seed for seed in range(100) if make().reset(seed=seed)[0] == "The door is closed.")
+    env = make()
+    env.reset(seed=closed)
+    assert env.step("walk through the door")[:3] == ("The door is closed.", 0.0, False)
+    assert env.step("open the door")[:3] == ("The door is open.", 0.0, False)
+    assert env.step("walk through the door")[1:3] == (1.0, True)
+    env.reset(seed=closed)
+    state = env.state
+    env.step("open the door")
+    env.state = state
+    assert env.narrate() == "The door is closed."
+
+
+def test_docstring_of_the_base_class_lists_every_hook() -> None:
+    documentation = inspect.getdoc(LanguageEnv) or ""
+    hooks = {
+        name
+        for name, value in vars(LanguageEnv).items()
+        if inspect.isfunction(value) and not name.startswith("_") and name not in ("reset", "step")
+    }
+    assert set(re.findall(r"^:meth:`(\w+)` ", documentation, re.MULTILINE)) == hooks
 
 
 # ------------------------------------------------------------------------------------------------------- wrong inputs
@@ -349,19 +389,19 @@ def wrong_token_actions(space: Any) -> dict[str, tuple[Any, str]]:
         "objects": (np.array(["chop"] * length, dtype=object), "integers, not object"),
         "too short": (np.zeros(length - 1, dtype=np.int64), rf"shape \({length},\), not \({length - 1},\)"),
         "two-dimensional": (np.zeros((1, length), dtype=np.int64), rf"shape \({length},\), not \(1, {length}\)"),
-        "id too large": (np.full(length, vocabulary), f"id {vocabulary} is outside the vocabulary of {vocabulary}"),
+        "id too large": (np.full(length, vocabulary), f"id {vocabulary} is outside .*: expected 0 to {vocabulary - 1}"),
         "negative id": (np.full(length, -1), "id -1 is outside"),
         "id beyond int64": (np.full(length, 2**64 - 1, dtype=np.uint64), "outside"),
         "wrong id behind the end": (np.r_[space.encode("chop")[: length - 1], vocabulary], "outside"),
-        "list": ([0] * length, "numpy array, not list"),
-        "string": ("chop", "numpy array, not str"),
-        "nothing": (None, "numpy array, not NoneType"),
+        "list": ([0] * length, "NumPy array, not list"),
+        "string": ("chop", "NumPy array, not str"),
+        "nothing": (None, "NumPy array, not NoneType"),
     }
 
 
 @every_id
 @pytest.mark.parametrize("case", list(wrong_token_actions(gym.make(TOMATO).action_space)))
-def test_malformed_token_action_raises_and_leaves_the_environment_as_it_was(name: str, case: str) -> None:
+def test_malformed_token_action_raises_and_changes_nothing(name: str, case: str) -> None:
     env = gym.make(name)
     env.reset(seed=0)
     random_walk(env, 3, seed=2)
@@ -374,11 +414,11 @@ def test_malformed_token_action_raises_and_leaves_the_environment_as_it_was(name
 
 @every_id
 @pytest.mark.parametrize("action", [None, 3, b"chop", ["chop"], np.zeros(3)], ids=repr)
-def test_text_action_that_is_no_string_raises_and_leaves_the_environment_as_it_was(name: str, action: Any) -> None:
+def test_text_action_that_is_not_a_str_raises_and_changes_nothing(name: str, action: Any) -> None:
     env = gym.make(name, interface="text").unwrapped
     env.reset(seed=0)
     before = copy.deepcopy(env.state)
-    with pytest.raises(ValueError, match=f"is a str, not {type(action).__name__}"):
+    with pytest.raises(ValueError, match=f"must be a str, not {type(action).__name__}"):
         env.step(action)
     assert env.state == before
 

@@ -1,4 +1,4 @@
-"""DataSciCoding: programs become definitions, definitions scores, scores rewards; sklearn is the judge of them."""
+"""Tests of DataSciCoding: conversion of answers to programs, and scores and splits against scikit-learn."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ BROKEN = {
     "model = bytearray(3 << 30)": ("error", "MemoryError"),
     "": ("error", "NameError: name 'model' is not defined"),
 }
-"""Programs that fail, with status and what the message says."""
+"""Programs that fail, with their status and a part of the message."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -205,22 +205,22 @@ def test_state_of_one_environment_can_be_continued_in_another() -> None:
     assert other.symbolic_observation().tolist() == [1, 62, 4, 3]
 
 
-def test_fresh_processes_write_the_same_story_whatever_the_hash_seed() -> None:
+def test_episodes_do_not_depend_on_the_hash_seed_of_the_process() -> None:
     programs = [f"raise ValueError(hash('word'), set('word'), {k})" for k in range(2)] + [*WORKING]
     code = (
         "import gymnasium, json, sys, lang_envs\n"
         f"env = gymnasium.make({BALANCE!r}, interface='text')\n"
-        "told = [env.reset(seed=3)]\n"
+        "results = [env.reset(seed=3)]\n"
         "for program in json.loads(sys.argv[1]):\n"
-        "    told.append(env.step(program))\n"
-        "    if told[-1][2]:\n"
-        "        told.append(env.reset())\n"
-        "print(json.dumps(told))\n"
+        "    results.append(env.step(program))\n"
+        "    if results[-1][2]:\n"
+        "        results.append(env.reset())\n"
+        "print(json.dumps(results))\n"
     )
     first, second = (run_python("-c", code, json.dumps(programs), PYTHONHASHSEED=seed) for seed in ("1", "2"))
     assert first == second
-    told = json.loads(first)
-    assert [step[1] for step in told if len(step) == 5 and step[1] > 0] == pytest.approx(
+    results = json.loads(first)
+    assert [step[1] for step in results if len(step) == 5 and step[1] > 0] == pytest.approx(
         [reference(program)[0] for program in WORKING], abs=1e-12
     )
 
@@ -228,7 +228,7 @@ def test_fresh_processes_write_the_same_story_whatever_the_hash_seed() -> None:
 @pytest.mark.parametrize(
     "name", [n for n in ENVIRONMENTS if n.startswith("DataSci") and "balance" not in n and "tic-tac" not in n]
 )
-def test_missing_data_is_named_with_the_command_that_fetches_it(
+def test_error_for_missing_data_names_the_command_that_downloads_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LANG_ENVS_DATA_DIR", raising=False)
@@ -238,7 +238,7 @@ def test_missing_data_is_named_with_the_command_that_fetches_it(
         gym.make(name)
 
 
-def test_data_sets_of_ones_own_come_from_a_file_scikit_learn_or_an_object(tmp_path: Path) -> None:
+def test_own_data_set_can_be_a_file_a_set_of_scikit_learn_or_an_object(tmp_path: Path) -> None:
     own = two_classes()
     file = as_csv(own, tmp_path)
     for dataset, shape in ((f"csv:{file}?target=label", (40, 3)), ("sklearn:wine", (89, 13)), (own, (40, 3))):
@@ -255,16 +255,16 @@ def test_data_sets_of_ones_own_come_from_a_file_scikit_learn_or_an_object(tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_programs": 0}, "max_programs=0 must be"),
-        ({"max_programs": True}, "max_programs=True must be"),
-        ({"max_programs": 2.0}, "max_programs=2.0 must be"),
+        ({"max_programs": 0}, "max_programs=0 is not valid"),
+        ({"max_programs": True}, "max_programs=True is not valid"),
+        ({"max_programs": 2.0}, "max_programs=2.0 is not valid"),
         ({"prompt_style": "poem"}, r"prompt_style='poem' is not one of .*'completion', 'infill', 'chat'"),
         ({"seconds": 0}, "seconds=0 must be"),
         ({"memory_mb": 0}, "memory.*=0 must be"),
         ({"sandbox": "none"}, "'none' is not one of"),
         ({"max_workers": 0}, "max_workers=0 must be"),
         ({"render_mode": "human"}, "render_mode 'human' is not one of"),
-        ({"dataset": "ballance-scale"}, "did you mean 'balance-scale'"),
+        ({"dataset": "ballance-scale"}, "The nearest names are balance-scale"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], message: str) -> None:
@@ -281,7 +281,7 @@ def test_wrong_arguments_are_named(options: dict[str, Any], message: str) -> Non
     ],
     ids=["from one", "one class", "a gap"],
 )
-def test_labels_that_are_no_classes_from_zero_are_refused(labels: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_labels_that_are_not_classes_from_zero_are_rejected(labels: Callable[[np.ndarray], np.ndarray]) -> None:
     own = two_classes()
     with pytest.raises(ValueError, match="class"):
         DataSciCodingEnv(Dataset("own", "Own", own.x, labels(own.y)))
@@ -307,7 +307,7 @@ def reference(body: str, dataset: Dataset | None = None) -> tuple[float, float]:
 
 @pytest.mark.parametrize("dataset", [None, two_classes()], ids=["three classes", "two classes"])
 @pytest.mark.parametrize("body", WORKING, ids=lambda body: body.rpartition("import ")[2].partition("\n")[0])
-def test_score_is_the_one_that_scikit_learn_gives(body: str, dataset: Dataset | None) -> None:
+def test_score_equals_that_of_scikit_learn(body: str, dataset: Dataset | None) -> None:
     _, reward, terminated, truncated, info = fresh(dataset=dataset or "balance-scale").step(body)
     mean, deviation = reference(body, dataset)
     assert (info["score"], info["score_std"]) == pytest.approx((mean, deviation), abs=1e-12)
@@ -323,7 +323,7 @@ def some_probabilities(rng: np.random.Generator, rows: int, classes: int, decima
 
 @pytest.mark.parametrize("classes", range(2, 7))
 @pytest.mark.parametrize("decimals", [None, 1, 2])
-def test_area_is_that_of_scikit_learn_with_and_without_ties(classes: int, decimals: int | None) -> None:
+def test_roc_auc_equals_that_of_scikit_learn_with_and_without_ties(classes: int, decimals: int | None) -> None:
     rng = np.random.default_rng(classes)
     for rows in (classes, 2 * classes + 1, 63, 400):
         for _ in range(5):
@@ -334,7 +334,7 @@ def test_area_is_that_of_scikit_learn_with_and_without_ties(classes: int, decima
             assert roc_auc(labels, found) == pytest.approx(expected, abs=1e-12)
 
 
-def test_area_of_a_perfect_a_blind_and_an_inverted_guess() -> None:
+def test_roc_auc_of_perfect_constant_and_inverted_probabilities() -> None:
     labels = np.array([0, 0, 1, 1, 2, 2])
     perfect = np.eye(3)[labels]
     assert roc_auc(labels, perfect) == 1.0
@@ -345,7 +345,7 @@ def test_area_of_a_perfect_a_blind_and_an_inverted_guess() -> None:
 
 
 @pytest.mark.parametrize("name", ["balance-scale", "tic-tac-toe"])
-def test_splits_are_those_of_scikit_learn_and_keep_the_labels_of_the_test_half(name: str) -> None:
+def test_splits_equal_those_of_scikit_learn_and_do_not_contain_test_labels(name: str) -> None:
     dataset = load_dataset(name)
     for seed in range(8):
         part = split(dataset, seed)
@@ -372,7 +372,7 @@ def lines_of_test_rows(rows: int) -> str:
 
 
 @pytest.mark.parametrize("levels", [1, 10**6], ids=["equal rows", "different rows"])
-def test_order_of_the_test_rows_says_nothing_of_their_labels(levels: int) -> None:
+def test_order_of_the_test_rows_is_independent_of_their_labels(levels: int) -> None:
     """In a file that is sorted by class, as many are. Features are noise: whoever does not cheat gets 0.5."""
     y = np.repeat([0, 1], 200)
     x = np.random.default_rng(3).integers(levels, size=(400, 2)).astype(np.float64)
@@ -388,7 +388,7 @@ def test_order_of_the_test_rows_says_nothing_of_their_labels(levels: int) -> Non
         assert abs(roc_auc(part.y_test, cheat) - 0.5) < 0.2
 
 
-def test_limit_of_processor_time_does_not_say_how_long_the_last_repetition_took() -> None:
+def test_limit_of_processor_time_does_not_depend_on_earlier_splits() -> None:
     program = (
         "import resource, time\n    seen = resource.getrlimit(resource.RLIMIT_CPU)[0]\n    time.sleep(0.5)\n    "
         + (returning("[[1 / 3] * 3] * len(x) if seen == 7 else None"))
@@ -397,16 +397,14 @@ def test_limit_of_processor_time_does_not_say_how_long_the_last_repetition_took(
 
 
 @pytest.mark.parametrize("dataset", ["balance-scale", "tic-tac-toe", "sklearn:iris", two_classes()], ids=str)
-def test_nothing_that_enters_the_sandbox_tells_the_labels_of_the_test_half(
-    dataset: Any, runs: list[dict[str, np.ndarray]]
-) -> None:
+def test_inputs_of_the_sandbox_do_not_contain_the_test_labels(dataset: Any, runs: list[dict[str, np.ndarray]]) -> None:
     env = fresh(dataset=dataset)
-    env.scorer._known.clear()
+    env.scorer.scores.clear()
     env.step(f"{BAYES}\n    # unheard of")
     y, x = env.dataset.y, env.dataset.x
     assert len(runs) == 5
     assert not any(len(np.unique(np.stack([column, y]), axis=1).T) == len(np.unique(y)) for column in x.T), (
-        "no column of x stands for the class"
+        "no column of x is the class"
     )
     for seed, inputs in enumerate(runs):
         hidden = train_test_split(y, test_size=0.5, random_state=seed)[1]
@@ -439,11 +437,11 @@ def test_nothing_that_enters_the_sandbox_tells_the_labels_of_the_test_half(
         (np.zeros((4, 3)), "the probabilities of a row must sum to one"),
     ],
 )
-def test_what_is_wrong_with_probabilities_is_said(output: np.ndarray, message: str) -> None:
+def test_invalid_probabilities_are_explained(output: np.ndarray, message: str) -> None:
     assert check_probabilities(output, 4, 3) == message
 
 
-def test_two_classes_need_no_rows_that_sum_to_one() -> None:
+def test_rows_need_not_sum_to_one_for_two_classes() -> None:
     """Scikit-learn's score looks at one column, and at nothing else."""
     assert check_probabilities(np.array([[0.0, 0.3], [0.0, 0.9]]), 2, 2) == ""
     own = two_classes()
@@ -451,7 +449,7 @@ def test_two_classes_need_no_rows_that_sum_to_one() -> None:
     assert fresh(dataset=own).step(body)[1] == pytest.approx(reference(body, own)[0], abs=1e-12)
 
 
-def test_class_that_a_half_lacks_is_named() -> None:
+def test_class_missing_from_a_half_is_named() -> None:
     own = two_classes()
     y = own.y.copy()
     y[17] = 2
@@ -465,7 +463,7 @@ def test_class_that_a_half_lacks_is_named() -> None:
 
 
 @pytest.mark.parametrize("program", BROKEN, ids=lambda program: BROKEN[program][1][:30])
-def test_failure_costs_one_and_the_next_prompt_shows_it(program: str) -> None:
+def test_failing_program_has_reward_minus_one_and_is_shown_in_the_next_prompt(program: str) -> None:
     status, message = BROKEN[program]
     env = fresh()
     text, reward, terminated, truncated, info = env.step(program)
@@ -515,7 +513,7 @@ def test_working_program_ends_the_episode_with_its_score() -> None:
 
 
 @pytest.mark.parametrize("programs", [1, 3, 5])
-def test_episode_of_failures_is_truncated_not_terminated(programs: int) -> None:
+def test_episode_of_failing_programs_is_truncated(programs: int) -> None:
     env = fresh(**({} if programs == 5 else {"max_programs": programs}))
     ends = [env.step("model = (")[1:4] for _ in range(programs)]
     assert ends == [(-1.0, False, False)] * (programs - 1) + [(-1.0, False, True)]
@@ -524,13 +522,13 @@ def test_episode_of_failures_is_truncated_not_terminated(programs: int) -> None:
     assert text == f"{TASK}{HEAD}\n   ", "the new episode knows nothing of the last"
 
 
-def test_last_program_that_works_terminates() -> None:
+def test_working_last_program_terminates() -> None:
     env = fresh(max_programs=2)
     env.step("model = (")
     assert env.step(BAYES)[2:4] == (True, False)
 
 
-def test_messages_hold_no_path_of_the_machine() -> None:
+def test_errors_contain_no_path_of_the_machine() -> None:
     env = fresh()
     for program in (
         "import sklearn\n    raise ValueError(sklearn.__file__)",
@@ -540,13 +538,13 @@ def test_messages_hold_no_path_of_the_machine() -> None:
         "import numpy as np\n    np.linalg.inv(np.zeros((2, 2)))",
     ):
         text, *_, info = env.step(program)
-        for said in (info["error"], text.removeprefix(f"{TASK}{info['program']}")):
-            assert "Error" in said
-            assert "/" not in said
+        for message in (info["error"], text.removeprefix(f"{TASK}{info['program']}")):
+            assert "Error" in message
+            assert "/" not in message
 
 
 @pytest.mark.parametrize("body", [WORKING[1], WORKING[4], WORKING[5]], ids=["pipeline", "NumPy's seed", "random's"])
-def test_script_of_a_program_gives_its_score_without_a_sandbox(
+def test_script_of_a_program_prints_the_same_score(
     body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = as_csv(two_classes(), tmp_path)
@@ -555,12 +553,12 @@ def test_script_of_a_program_gives_its_score_without_a_sandbox(
         script = tmp_path / "best_program.py"
         script.write_text(info["script"])
         runpy.run_path(str(script), run_name="__main__")
-        said = f"ROC AUC {info['score']:.4f} ± {info['score_std']:.4f}"
-        assert capsys.readouterr().out.strip() == said
-        assert info["script"].startswith(f'"""{said} on ')
+        message = f"ROC AUC {info['score']:.4f} ± {info['score_std']:.4f}"
+        assert capsys.readouterr().out.strip() == message
+        assert info["script"].startswith(f'"""{message} on ')
 
 
-def test_script_for_a_data_set_object_says_what_is_missing(tmp_path: Path) -> None:
+def test_script_for_a_data_set_object_has_a_placeholder(tmp_path: Path) -> None:
     script = tmp_path / "best_program.py"
     script.write_text(fresh(dataset=two_classes()).step(BAYES)[-1]["script"])
     assert "data = ...  # a Dataset that was made by hand: put it here" in script.read_text()
@@ -577,21 +575,21 @@ def test_program_that_takes_too_long_is_a_failure() -> None:
     assert f"# {info['error']}\n" in text
 
 
-def test_time_is_that_of_all_repetitions_together() -> None:
+def test_time_limit_covers_all_splits_together() -> None:
     """None of them takes longer than allowed, and all of them do."""
     env = fresh(seconds=1.5)
     info = env.step(f"import time\n    time.sleep(0.6)\n    {BAYES}")[-1]
     assert info["status"] == "timeout"
 
 
-def test_waiting_for_another_environment_does_not_count_as_a_programs_time() -> None:
+def test_waiting_for_a_worker_does_not_count_as_time_of_the_program() -> None:
     slow, quick = fresh(), fresh(dataset=two_classes(), seconds=0.5)
     slow.prefetch("import time\n    time.sleep(1)\n    1 / 0")
     time.sleep(0.2)
     assert quick.step(f"{BAYES}\n    # waited for")[1] > 0
 
 
-def test_rendering_holds_nothing_that_moves_a_terminal() -> None:
+def test_rendering_contains_no_control_characters() -> None:
     env = fresh(render_mode="ansi")
     env.step("model = '\x1b[2J\x1b]0;title\x07\u202e\r' + 1")
     shown = env.render()
@@ -599,7 +597,7 @@ def test_rendering_holds_nothing_that_moves_a_terminal() -> None:
     assert all(character.isprintable() or character == "\n" for character in shown)
 
 
-def test_rendering_shows_the_program_and_what_came_of_it() -> None:
+def test_rendering_shows_the_program_and_its_score_or_error() -> None:
     env = fresh(render_mode="ansi")
     assert env.render() == "Balance Scale: 0 of 5 programs written"
     env.step("model = (")
@@ -608,7 +606,7 @@ def test_rendering_shows_the_program_and_what_came_of_it() -> None:
     assert f"ROC AUC {score:.4f} ± " in env.render()
 
 
-def test_machinery_that_fails_is_no_reward_and_the_episode_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_the_sandbox_raises_and_the_episode_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     env = fresh()
     env.step("model = (")
     before = env.symbolic_observation().tolist()
@@ -633,15 +631,15 @@ def test_machinery_that_fails_is_no_reward_and_the_episode_goes_on(monkeypatch: 
 def forgotten(scorer: Scorer) -> None:
     """Wait until the scorer has let go of what is not certain, which it may do after it has answered."""
     deadline = time.monotonic() + 5
-    while any(f.done() and (f.exception() or f.result().status == "timeout") for f in [*scorer._known.values()]):
+    while any(f.done() and (f.exception() or f.result().status == "timeout") for f in [*scorer.scores.values()]):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-def test_program_sent_again_at_once_after_the_machinery_failed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_is_run_again_right_after_a_failure_of_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     env = fresh()
-    forget = Scorer._forget  # a thread may be held up anywhere
-    monkeypatch.setattr(Scorer, "_forget", lambda *a: (time.sleep(0.3), forget(*a)))
+    forget = Scorer.forget  # a thread may be held up anywhere
+    monkeypatch.setattr(Scorer, "forget", lambda *a: (time.sleep(0.3), forget(*a)))
     program = f"{BAYES}\n    # again at once"
     with monkeypatch.context() as broken:
         broken.setattr(Sandbox, "run", lambda *_, **__: (_ for _ in ()).throw(SandboxError("once")))
@@ -650,7 +648,7 @@ def test_program_sent_again_at_once_after_the_machinery_failed_is_run_again(monk
     assert env.step(program)[1] > 0
 
 
-def test_closed_environment_lets_go_and_can_be_used_again() -> None:
+def test_closed_environment_releases_the_sandbox_and_can_be_used_again() -> None:
     env = fresh()
     first = env.step(BAYES)[1]
     env.close()
@@ -671,13 +669,13 @@ def test_sandbox_ends_with_the_last_environment_that_uses_it() -> None:
     assert run_python("-c", code).strip() == "[]"
 
 
-def test_forked_process_can_go_on_with_a_environment_it_inherits() -> None:
+def test_forked_process_can_use_an_inherited_environment() -> None:
     env = fresh()
     env.step("model = (")
     context = multiprocessing.get_context("fork")
     process = context.Process(target=lambda: sys.exit(0 if env.step(f"{BAYES}\n    # forked")[1] > 0 else 1))
     process.start()
-    process.join(4)
+    process.join(60)
     process.kill()
     process.join()
     assert process.exitcode == 0
@@ -692,7 +690,7 @@ def scorer(cache_dir: Path | None = None, seconds: float = 30.0, dataset: Datase
 
 
 @pytest.mark.parametrize("body", [WORKING[4], "model = 4"], ids=["works", "fails"])
-def test_same_program_is_not_run_again(body: str, runs: list[Any]) -> None:
+def test_score_of_the_same_program_is_cached(body: str, runs: list[Any]) -> None:
     ours = scorer()
     first = ours.submit(function_of(body)).result()
     ran = len(runs)
@@ -702,7 +700,7 @@ def test_same_program_is_not_run_again(body: str, runs: list[Any]) -> None:
     assert len(runs) == (2 * ran if "\n" in body else ran), "another text is another program"
 
 
-def test_environments_of_one_process_share_what_they_know(runs: list[Any]) -> None:
+def test_environments_of_one_process_share_cached_scores(runs: list[Any]) -> None:
     env, other = fresh(dataset=two_classes(seed=3)), fresh(dataset=two_classes(seed=3), max_programs=2)
     reward = env.step(BAYES)[1]
     assert len(runs) == 5
@@ -715,7 +713,7 @@ def test_environments_of_one_process_share_what_they_know(runs: list[Any]) -> No
     assert len(runs) == 10
 
 
-def test_scores_on_disk_serve_another_process(tmp_path: Path) -> None:
+def test_scores_on_disk_are_used_by_other_processes(tmp_path: Path) -> None:
     bodies = [BAYES, WORKING[2], "model = 4"]
     code = (
         "import gymnasium, json, sys, lang_envs\n"
@@ -723,19 +721,19 @@ def test_scores_on_disk_serve_another_process(tmp_path: Path) -> None:
         "def run(*_, **__): raise AssertionError('a program was run')\n"
         "Sandbox.run = run\n"
         f"env = gymnasium.make({BALANCE!r}, interface='text', cache_dir=sys.argv[1])\n"
-        "told = []\n"
+        "results = []\n"
         "for body in json.loads(sys.argv[2]):\n"
         "    env.reset(seed=0)\n"
-        "    told.append(env.step(body))\n"
-        "print(json.dumps(told))\n"
+        "    results.append(env.step(body))\n"
+        "print(json.dumps(results))\n"
     )
     expected = [fresh(cache_dir=str(tmp_path)).step(body) for body in bodies]
-    told = json.loads(run_python("-c", code, str(tmp_path), json.dumps(bodies)))
-    assert told == json.loads(json.dumps(expected))
+    results = json.loads(run_python("-c", code, str(tmp_path), json.dumps(bodies)))
+    assert results == json.loads(json.dumps(expected))
 
 
 @pytest.mark.parametrize("left", ["", '{"mean": 0.9', "[1, 2]", "null", '{"mean": 0.9}', "\x00" * 64, b"\xff\xfe"])
-def test_cache_file_cut_short_is_made_anew(left: str | bytes, tmp_path: Path, runs: list[Any]) -> None:
+def test_incomplete_cache_file_is_replaced(left: str | bytes, tmp_path: Path, runs: list[Any]) -> None:
     first = scorer(tmp_path).submit(function_of(BAYES)).result()
     (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
     whole = file.read_bytes()
@@ -748,14 +746,14 @@ def test_cache_file_cut_short_is_made_anew(left: str | bytes, tmp_path: Path, ru
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file], "nothing half written stays"
 
 
-def test_folder_holds_scores_of_other_limits_and_data_apart(tmp_path: Path, runs: list[Any]) -> None:
+def test_cached_scores_depend_on_limits_and_data(tmp_path: Path, runs: list[Any]) -> None:
     for seconds, dataset in ((30.0, None), (20.0, None), (30.0, two_classes())):
         scorer(tmp_path, seconds, dataset).submit(function_of(BAYES)).result()
     assert len(runs) == 15
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 3
 
 
-def test_timeouts_are_not_remembered(tmp_path: Path, runs: list[Any]) -> None:
+def test_timeouts_are_not_cached(tmp_path: Path, runs: list[Any]) -> None:
     ours = scorer(tmp_path, seconds=0.3)
     for k in (1, 2):
         assert ours.submit(function_of("while True:\n        pass")).result().status == "timeout"
@@ -865,7 +863,7 @@ WHOLE = f"import numpy as np\n\n{HEAD}\n  model = 1\n  return model"
         ),
     ],
 )
-def test_answer_becomes_the_definition_it_means(answer: str, expected: str) -> None:
+def test_answer_is_converted_to_a_definition(answer: str, expected: str) -> None:
     found = function_of(answer)
     assert found == expected
     if "model" in answer:
@@ -890,14 +888,14 @@ ODD = (
 
 
 @pytest.mark.parametrize("piece", ["```", "``` ", "```a", "`", "\n", " ", "def build_model(", "\r", "\t", "x:\n"])
-def test_time_to_read_an_answer_grows_with_its_length_alone(piece: str) -> None:
+def test_time_to_convert_an_answer_is_linear_in_its_length(piece: str) -> None:
     began = time.perf_counter()
     for length in (60_000, 250_000, 4_000_000):
         assert len(function_of(piece * (length // len(piece)))) > 0
     assert time.perf_counter() - began < 1.0
 
 
-def test_too_long_an_answer_is_refused_and_not_cut() -> None:
+def test_too_long_answer_is_rejected_and_not_cut() -> None:
     answer = f"{BAYES}\n    # {'x' * 70_000}\n"
     info = fresh().step(answer)[-1]
     assert info["status"] == "error" and "65536 is the limit" in info["error"]
@@ -905,7 +903,7 @@ def test_too_long_an_answer_is_refused_and_not_cut() -> None:
 
 @pytest.mark.parametrize("style", ["completion", "infill", "chat"])
 @pytest.mark.parametrize("program", ODD, ids=lambda program: ascii(program)[:24])
-def test_prompts_stay_in_the_observation_space_whatever_was_written(style: str, program: str) -> None:
+def test_prompts_are_in_the_observation_space_for_any_program(style: str, program: str) -> None:
     env = fresh(prompt_style=style)
     assert env.reset()[0] in env.observation_space
     text, reward, *_, info = env.step(program)
@@ -936,7 +934,7 @@ def test_prompt_shows_the_beginning_of_a_long_program_and_the_end_of_a_long_erro
 
 
 @pytest.mark.parametrize("title", ["T" * 9000, "Two\nlines"], ids=["long", "two lines"])
-def test_title_of_a_data_set_of_ones_own_fits_into_a_comment(title: str) -> None:
+def test_title_of_an_own_data_set_fits_into_a_comment(title: str) -> None:
     own = two_classes()
     with pytest.raises(ValueError, match="the title must be one line of at most 100 characters"):
         Dataset("own", title, own.x, own.y)
@@ -971,7 +969,7 @@ def filling(family: str, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", FILLING)
-def test_infill_markers_stand_around_what_is_before_and_behind_the_body(family: str) -> None:
+def test_infill_markers_enclose_the_text_before_and_after_the_body(family: str) -> None:
     source = filling(family)
     env = gym.make(BALANCE, tokenizer=source)
     assert env.unwrapped.prompt_style == "infill"
@@ -989,7 +987,7 @@ def test_infill_markers_stand_around_what_is_before_and_behind_the_body(family: 
 
 
 @pytest.mark.parametrize("family", FILLING)
-def test_observation_that_is_too_long_loses_its_beginning_and_no_marker(family: str) -> None:
+def test_too_long_observation_loses_its_beginning_and_no_marker(family: str) -> None:
     source = filling(family)
     env = gym.make(BALANCE, tokenizer=source, max_observation_tokens=60)
     env.reset(seed=0)
@@ -1003,7 +1001,7 @@ def test_observation_that_is_too_long_loses_its_beginning_and_no_marker(family: 
     assert ids[1:] == whole[-59:]
 
 
-def test_what_is_filled_in_ends_with_its_own_end_marker() -> None:
+def test_infilled_text_ends_with_its_own_end_marker() -> None:
     source = filling("Code Llama")
     end = source.convert_tokens_to_ids("▁<EOT>")
     env = gym.make(BALANCE, tokenizer=source)
@@ -1015,7 +1013,7 @@ def test_what_is_filled_in_ends_with_its_own_end_marker() -> None:
     assert env.step(action)[-1]["program"] == definition("    model = 7")
 
 
-def test_style_is_that_of_the_tokenizer() -> None:
+def test_default_prompt_style_follows_from_the_tokenizer() -> None:
     assert gym.make(BALANCE).unwrapped.prompt_style == "completion"
     assert fresh().prompt_style == "completion"
     assert style_for(load_tokenizer()) == "completion"
@@ -1028,7 +1026,7 @@ def test_style_is_that_of_the_tokenizer() -> None:
     assert gym.make(BALANCE, tokenizer=plain_one).unwrapped.prompt_style == "completion"
 
 
-def test_chosen_style_is_kept_or_refused() -> None:
+def test_given_prompt_style_is_used_or_rejected() -> None:
     infill = filling("StarCoder")
     env = gym.make(BALANCE, tokenizer=infill, prompt_style="completion")
     array, info = env.reset()
@@ -1036,11 +1034,11 @@ def test_chosen_style_is_kept_or_refused() -> None:
     both = filling("Qwen", chat_template=TEMPLATE)
     assert HOLE in gym.make(BALANCE, tokenizer=both, prompt_style="infill").reset()[1]["text"]
     assert "Answer with code alone." in gym.make(BALANCE, prompt_style="chat").reset()[1]["text"]
-    with pytest.raises(ValueError, match="prompt_style='infill': the tokenizer 'embedded' has no infill markers"):
+    with pytest.raises(ValueError, match="prompt_style='infill' needs infill markers, which the tokenizer 'embedded'"):
         gym.make(BALANCE, prompt_style="infill")
 
 
-def test_text_that_holds_the_markers_is_only_text() -> None:
+def test_markers_in_text_are_encoded_as_text() -> None:
     source = filling("StarCoder")
     env = gym.make(BALANCE, tokenizer=source)
     env.reset(seed=0)
@@ -1049,7 +1047,7 @@ def test_text_that_holds_the_markers_is_only_text() -> None:
     assert [ids.count(source.convert_tokens_to_ids(marker)) for marker in FILLING["StarCoder"]] == [1, 1, 1]
 
 
-# ------------------------------------------------------------------------------------------------ many environments at once
+# ----------------------------------------------------------------------------------------------- many environments
 
 MADE: dict[str, Callable[..., gym.vector.VectorEnv]] = {
     "make_vec": lambda n, **options: make_vec(BALANCE, n, **options),
@@ -1072,7 +1070,7 @@ def two_workers() -> Iterator[Sandbox]:
 
 @pytest.mark.parametrize("interface", ["tokens", "text"])
 @pytest.mark.parametrize("how", MADE)
-def test_vector_pays_what_single_environments_pay(how: str, interface: str, two_workers: Sandbox) -> None:
+def test_vector_gives_the_rewards_of_single_environments(how: str, interface: str, two_workers: Sandbox) -> None:
     vector = MADE[how](3, max_workers=2, interface=interface)
     assert isinstance(vector, LanguageVectorEnv) == (how == "make_vec")
     mode = vector.metadata["autoreset_mode"]
@@ -1105,7 +1103,7 @@ def test_vector_pays_what_single_environments_pay(how: str, interface: str, two_
     vector.close()
 
 
-def test_programs_of_a_vector_run_side_by_side(two_workers: Sandbox) -> None:
+def test_programs_of_a_vector_run_in_parallel(two_workers: Sandbox) -> None:
     vector = make_vec("DataSciCoding-v0", 2, dataset=two_classes(seed=9), max_workers=2, interface="text")
     vector.reset(seed=0)
     started = time.monotonic()
@@ -1115,7 +1113,7 @@ def test_programs_of_a_vector_run_side_by_side(two_workers: Sandbox) -> None:
     vector.close()
 
 
-def test_machinery_that_fails_is_no_reward_in_a_vector_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_the_sandbox_raises_in_a_vector(monkeypatch: pytest.MonkeyPatch) -> None:
     vector = make_vec(BALANCE, 2, interface="text")
     vector.reset(seed=0)
     with monkeypatch.context() as broken:
@@ -1154,7 +1152,7 @@ def started(pid: int) -> str:
     return "" if state == "Z" else fields[18]
 
 
-def test_environments_in_processes_of_their_own_leave_none_behind() -> None:
+def test_async_vector_environments_leave_no_process() -> None:
     vector = gym.make_vec(BALANCE, num_envs=2, vectorization_mode="async")
     assert isinstance(vector, AsyncVectorEnv)
     try:
@@ -1182,7 +1180,9 @@ def noisy(rng: np.random.Generator, program: str) -> str:
     return content.decode(errors=str(rng.choice(["replace", "surrogateescape"])))
 
 
-def test_random_programs_and_noise_never_stop_a_vector(monkeypatch: pytest.MonkeyPatch, two_workers: Sandbox) -> None:
+def test_random_programs_and_random_tokens_never_stop_a_vector(
+    monkeypatch: pytest.MonkeyPatch, two_workers: Sandbox
+) -> None:
     monkeypatch.setattr(scoring, "REPETITIONS", 1)
     rng = np.random.default_rng(0)
     programs = [random_program(rng) for _ in range(300)]
@@ -1196,12 +1196,12 @@ def test_random_programs_and_noise_never_stop_a_vector(monkeypatch: pytest.Monke
         texts, rewards, terminations, truncations, infos = vector.step(tuple(programs[first : first + 6]))
         for row in range(6):
             over = terminations[row] or truncations[row]
-            told = infos["final_info"] if over else infos
+            results = infos["final_info"] if over else infos
             assert texts[row] in vector.single_observation_space
-            assert bool(told["works"][row]) == bool(terminations[row]) == (rewards[row] >= 0)
+            assert bool(results["works"][row]) == bool(terminations[row]) == (rewards[row] >= 0)
             working += bool(terminations[row])
             if not terminations[row]:
-                error = told["error"][row]
+                error = results["error"][row]
                 assert rewards[row] == -1.0
                 assert error.strip() and error.replace("\n", "").isprintable() and len(error) <= 1024
                 assert any(letter.isalpha() for letter in error)

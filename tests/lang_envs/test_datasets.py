@@ -1,4 +1,4 @@
-"""Data sets: what pruning leaves, where they are found, how they are fetched, and what bad files say.
+"""Tests of data sets: pruning, search, download, and errors for invalid files.
 
 The clients of OpenML and Kaggle talk to a server on the loopback that answers as theirs do.
 """
@@ -124,14 +124,14 @@ def test_arff_is_read_with_its_quotes_comments_and_declared_order(home: Path) ->
     assert rows == {(1, 20, 0, 1), (2, 10.5, 1, 0), (0, 30, 0, 1)}, "the row without a temperature is gone"
 
 
-def test_csv_is_read_with_categories_in_order_and_without_what_is_dropped(home: Path) -> None:
+def test_csv_is_read_with_sorted_categories_and_without_dropped_columns(home: Path) -> None:
     found = load_dataset(of_csv(home, "\ufeff" + CSV.replace("\n", "\r\n")))
     rows = {(*x, y) for x, y in zip(found.x.tolist(), found.y.tolist(), strict=True)}
     assert rows == {(2.5, 2, 1), (3, 0, 0), (10, 1, 1)}
     assert (found.x.dtype, found.y.dtype, found.title) == (np.float64, np.int64, "own")
 
 
-def test_numbers_come_before_words_among_categories(home: Path) -> None:
+def test_numbers_are_sorted_before_words(home: Path) -> None:
     years = ["10.0", "9.0", "14+", "1.0"]
     text = "years,label\n" + "".join(f"{year},{k % 2}\n" for k, year in enumerate(years * 2))
     found = load_dataset(of_csv(home, text, "target=label"))
@@ -143,7 +143,7 @@ def test_numbers_come_before_words_among_categories(home: Path) -> None:
     ]
 
 
-def test_what_is_kept_of_a_large_set_is_a_sample_of_all_of_it(home: Path) -> None:
+def test_kept_rows_are_a_sample_of_the_whole_file(home: Path) -> None:
     text = "size,label\n" + "".join(f"{k},{'?' if k % 3 == 0 else k % 2}\n" for k in range(30_000))
     found = load_dataset(of_csv(home, text, "target=label"))
     sizes = found.x[:, 0]
@@ -156,7 +156,7 @@ def test_what_is_kept_of_a_large_set_is_a_sample_of_all_of_it(home: Path) -> Non
     assert abs(np.corrcoef(np.arange(2000), sizes)[0, 1]) < 0.1, "shuffled"
 
 
-def test_set_is_the_same_every_time_and_can_not_be_written_to() -> None:
+def test_data_set_is_deterministic_and_read_only() -> None:
     one, two = load_dataset("tic-tac-toe"), load_dataset("openml:50")
     assert one.name == two.name and one.fingerprint == two.fingerprint
     assert one.fingerprint != load_dataset("balance-scale").fingerprint
@@ -183,7 +183,7 @@ def test_a_million_rows_load_in_seconds_and_little_memory(home: Path) -> None:
     assert shape == "(2000, 4)" and float(seconds) < 10 and int(mebibytes) < 50
 
 
-def test_reading_needs_neither_pandas_nor_a_client(home: Path) -> None:
+def test_loading_imports_neither_pandas_nor_a_client(home: Path) -> None:
     program = (
         "import sys\n"
         "from lang_envs.datascicoding.datasets import load_dataset\n"
@@ -197,37 +197,37 @@ def test_reading_needs_neither_pandas_nor_a_client(home: Path) -> None:
 # Names and places
 
 
-def test_scikit_learns_sets_are_pruned_as_all_others() -> None:
+def test_sets_of_scikit_learn_are_pruned_like_all_others() -> None:
     from sklearn.datasets import load_wine
 
     found, shipped = load_dataset("sklearn:wine"), load_wine()
     rows = {(*x, y) for x, y in zip(found.x.tolist(), found.y.tolist(), strict=True)}
     assert rows == {(*x, y) for x, y in zip(shipped.data.tolist(), shipped.target.tolist(), strict=True)}
     assert place_of("sklearn:wine") == "scikit-learn"
-    with pytest.raises(ValueError, match=r"one of scikit-learn's sets with classes: .*iris"):
+    with pytest.raises(ValueError, match=r"is not one of scikit-learn's: expected .*iris"):
         load_dataset("sklearn:linnerud")
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
-        ("airlnes", "did you mean 'airlines'"),
-        ("../../etc/passwd", "The sets are airlines"),
-        ("http://x", "of your own: openml:ID"),
-        ("openml:iris", "not of a form known here"),
-        ("kaggle:nobody", "not of a form known here"),
-        ("kaggle:../..", "not of a form known here"),
-        ("csv:a.csv?traget=x", "the option 'traget'; csv: takes target, drop"),
-        ("openml:61?target=a&b", "not of the form name=value"),
-        ("csv:nowhere.csv?target=x", "there is no file nowhere.csv"),
+        ("airlnes", "The nearest names are airlines"),
+        ("../../etc/passwd", "`python -m lang_envs datasets` lists all"),
+        ("http://x", "For other data sets, use openml:ID"),
+        ("openml:iris", "has an unknown form: expected one of openml:ID"),
+        ("kaggle:nobody", "has an unknown form: expected one of openml:ID"),
+        ("kaggle:../..", "has an unknown form: expected one of openml:ID"),
+        ("csv:a.csv?traget=x", "the unknown option 'traget'; csv: has target, drop"),
+        ("openml:61?target=a&b", "must have the form name=value"),
+        ("csv:nowhere.csv?target=x", "the file nowhere.csv of the data set csv:nowhere.csv does not exist"),
     ],
 )
-def test_name_of_no_set_is_refused_with_the_way_out(name: str, says: str) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(says)):
+def test_error_for_an_unknown_name_says_what_to_do(name: str, message: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
         load_dataset(name)
 
 
-def test_set_that_is_nowhere_is_not_downloaded_by_surprise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_set_is_not_downloaded_automatically(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", str(home))
     with pytest.raises(FileNotFoundError) as error:
         load_dataset("airlines")
@@ -237,7 +237,7 @@ def test_set_that_is_nowhere_is_not_downloaded_by_surprise(home: Path, monkeypat
         load_dataset("kaggle:a/b?file=c.csv&target=d")
 
 
-def test_data_folder_comes_first_and_may_hold_folders(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_folder_is_searched_first_including_subfolders(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", str(home))
     (home / "inner").mkdir()
     write(home / "inner", "credit-g.csv", "a,class\n1,good\n2,bad\n")
@@ -245,14 +245,14 @@ def test_data_folder_comes_first_and_may_hold_folders(home: Path, monkeypatch: p
     write(home, "credit-g.csv", "a,class\n1,good\n2,bad\n3,bad\n")
     assert load_dataset("credit-g").x.shape == (3, 1)
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", str(home / "gone"))
-    with pytest.raises(FileNotFoundError, match=r"LANG_ENVS_DATA_DIR is .*gone, but there is no such folder"):
+    with pytest.raises(FileNotFoundError, match=r"LANG_ENVS_DATA_DIR is .*gone, but this folder does not exist"):
         load_dataset("credit-g")
 
 
-def test_table_set_of_another_size_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_set_of_another_size_is_rejected(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", str(home))
     write(home, "kidney-stone.csv", "id,gravity,target\n1,2,0\n2,3,1\n")
-    with pytest.raises(ValueError, match=r"kidney-stone\.csv: 2 rows are left .* known to have 414; its source has"):
+    with pytest.raises(ValueError, match=r"kidney-stone\.csv: .* 2 rows after pruning, expected 414: the source has"):
         load_dataset("kidney-stone")
 
 
@@ -263,32 +263,35 @@ ARFF_HEAD = "@relation r\n@attribute a numeric\n@attribute b {x,y}\n@data\n"
 
 BAD_ARFF = [
     ("", ".arff: the file is empty"),
-    ("@relation r\n@attribute a numeric\n", "no @data up to its end, line 2; it is cut off"),
+    ("@relation r\n@attribute a numeric\n", "no @data until its end, line 2: the file is incomplete"),
     ("@relation r\n@attribute a {x,y", "line 2: the values of 'a' have no closing brace"),
-    ("@relation r\n@attr", "line 2: '@attr' stands where @attribute or @data should"),
-    ("@relation r\n@attribute a relational\n@data\n", "line 2: the attribute 'a' has the type 'relational'"),
-    (ARFF_HEAD, "there is no row in it"),
-    (ARFF_HEAD + "1,x\n2\n", "line 6: 1 values for 2 attributes; the row is cut off"),
-    (ARFF_HEAD + "1,x\n2,\n", "line 6: '' is not among the declared values of 'b'"),
-    (ARFF_HEAD + "1,x\n2,z\n", "line 6: 'z' is not among the declared values of 'b'"),
+    ("@relation r\n@attr", "line 2: '@attr', expected @attribute or @data"),
+    (
+        "@relation r\n@attribute a relational\n@data\n",
+        "line 2: the attribute 'a' has the unsupported type 'relational'",
+    ),
+    (ARFF_HEAD, "it has no rows"),
+    (ARFF_HEAD + "1,x\n2\n", "line 6: 1 values, expected 2: the row is incomplete"),
+    (ARFF_HEAD + "1,x\n2,\n", "line 6: '' is not one of the declared values of 'b'"),
+    (ARFF_HEAD + "1,x\n2,z\n", "line 6: 'z' is not one of the declared values of 'b'"),
     (ARFF_HEAD + "1,x\ntwo,y\n", "line 6: 'two' in the column 'a' is not a number"),
     (ARFF_HEAD + "1,x\ninf,y\n", "line 6: 'inf' in the column 'a' is not finite"),
-    (ARFF_HEAD + "1,x\n2,'y\n", "line 6: 1 values for 2 attributes"),
+    (ARFF_HEAD + "1,x\n2,'y\n", "line 6: 1 values, expected 2"),
     (ARFF_HEAD + "{0 1, 1 x}\n", "line 5: a sparse row"),
-    (ARFF_HEAD + "1,x\n2,x\n", "the target column 'b' holds one class only, 'x'"),
+    (ARFF_HEAD + "1,x\n2,x\n", "the target column 'b' has only one class, 'x'"),
     (ARFF_HEAD.replace("b {", "c {") + "1,x\n", "no column 'b'; the columns are 'a', 'c'"),
 ]
 
 
-@pytest.mark.parametrize(("text", "says"), BAD_ARFF, ids=[says for _, says in BAD_ARFF])
-def test_bad_arff_names_the_file_and_the_line(home: Path, text: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "message"), BAD_ARFF, ids=[message for _, message in BAD_ARFF])
+def test_bad_arff_names_the_file_and_the_line(home: Path, text: str, message: str) -> None:
     path = write(home, "bad.arff", text)
-    with pytest.raises(ValueError, match=re.escape(says)) as error:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         load_dataset(f"csv:{path}?target=b")
     assert str(error.value).startswith(str(path))
 
 
-def test_a_file_replaced_at_the_same_size_and_time_is_read_anew(home: Path) -> None:
+def test_file_replaced_with_the_same_size_and_time_is_read_again(home: Path) -> None:
     rows = ["1,2,0", "2,3,1", "3,1,0", "4,4,1"]
     file = home / "own.csv"
     for values in (rows, [row.replace("4,4", "5,5") for row in rows]):
@@ -300,13 +303,13 @@ def test_a_file_replaced_at_the_same_size_and_time_is_read_anew(home: Path) -> N
         assert found.x.max() == (4 if values is rows else 5)
 
 
-def test_class_numbers_of_any_size_stay_apart(home: Path) -> None:
+def test_large_class_numbers_are_distinct(home: Path) -> None:
     (home / "own.csv").write_text(f"a,b,y\n1,2,{10**18}\n2,3,{10**18 + 1}\n3,1,{10**18}\n4,4,-1.0\n5,5,-1\n")
     assert sorted(load_dataset(f"csv:{home / 'own.csv'}?target=y").y.tolist()) == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["csv:~nobody-of-that-name/x.csv?target=y", "airlines"])
-def test_homes_that_nobody_has_are_named(home: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_home_folders_are_named(home: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG_ENVS_DATA_DIR", "~nobody-of-that-name")
     with pytest.raises(ValueError, match=r"~nobody-of-that-name.*home"):
         load_dataset(name)
@@ -314,34 +317,37 @@ def test_homes_that_nobody_has_are_named(home: Path, name: str, monkeypatch: pyt
 
 BAD_CSV = [
     (b"", ".csv: the file is empty"),
-    ("id;size;label\n1;2;yes\n", "line 1: one column only, 'id;size;label'; values have to be separated by commas"),
-    ("id,size,label\n", "there is no row in it"),
-    ("id,size,label\n1,2,yes\n2,3\n", "line 3: 2 values, but the header names 3 columns"),
+    ("id;size;label\n1;2;yes\n", "line 1: only one column, 'id;size;label': values must be separated by commas"),
+    ("id,size,label\n", "it has no rows"),
+    ("id,size,label\n1,2,yes\n2,3\n", "line 3: 2 values, expected 3 as in the header"),
     ('id,size,label\n1,"2\n3",yes\n2,3,no,4\n', "line 4: 4 values"),
     ('id,size,label\n1,"2,yes\n', "line 2: unexpected end of data"),
-    (b"id,size,label\n1,2,yes\n2,\xe9,no\n", "line 3: byte 0xe9 at its position 3 is not UTF-8"),
-    ("id,size,label\n1,,yes\n2,NA,no\n3,4,\n", "every one of its 3 rows lacks a value, 2 of them 'size'"),
+    (b"id,size,label\n1,2,yes\n2,\xe9,no\n", "line 3: byte 0xe9 at its position 3 is not valid UTF-8"),
+    (
+        "id,size,label\n1,,yes\n2,NA,no\n3,4,\n",
+        "each of its 3 rows has a missing value, 2 of them in the column 'size'",
+    ),
     ("id,size,label\n1,2,yes\n2,inf,no\n", "line 3: 'inf' in the column 'size' is not finite"),
-    ("id,size,label\n1,2,yes\n", "the target column 'label' holds one class only, 'yes'"),
-    ("id,size,label\n1,2,0\n2,3,0.5\n", "'0.5' in the target column 'label' is no class but a quantity"),
+    ("id,size,label\n1,2,yes\n", "the target column 'label' has only one class, 'yes'"),
+    ("id,size,label\n1,2,0\n2,3,0.5\n", "'0.5' in the target column 'label' is a fraction, not a class"),
     ("id,size,label\n" + "".join(f"{k},{k},{k}\n" for k in range(60)), "60 different values in 60 rows"),
     ("id,size,Label\n1,2,yes\n", "no column 'label'; the columns are 'id', 'size', 'Label'"),
     ("size,label\n1,yes\n", "no column 'id'"),
     ("id,label,label\n1,2,yes\n", "more than one column 'label'"),
-    ("id,label\n1,yes\n", "no column is left beside the target 'label'"),
-    (b"x" * (1 << 24), "line 1: longer than 16 MiB"),
+    ("id,label\n1,yes\n", "there is no feature column besides the target 'label'"),
+    (b"x" * (1 << 24), "line 1: the line is longer than 16 MiB"),
 ]
 
 
-@pytest.mark.parametrize(("text", "says"), BAD_CSV, ids=[says for _, says in BAD_CSV])
-def test_bad_csv_names_the_file_and_the_line(home: Path, text: str | bytes, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)) as error:
+@pytest.mark.parametrize(("text", "message"), BAD_CSV, ids=[message for _, message in BAD_CSV])
+def test_bad_csv_names_the_file_and_the_line(home: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         load_dataset(of_csv(home, text))
     assert str(error.value).startswith(str(home / "own.csv"))
 
 
-def test_set_of_ones_own_without_a_target_lists_the_columns(home: Path) -> None:
-    with pytest.raises(ValueError, match=r"which column is the target\? Add target=COLUMN .*'id', 'size', 'colour'"):
+def test_error_for_an_own_set_without_a_target_lists_the_columns(home: Path) -> None:
+    with pytest.raises(ValueError, match=r"add target=COLUMN to .*'id', 'size', 'colour'"):
         load_dataset(f"csv:{write(home, 'own.csv', CSV)}")
 
 
@@ -438,7 +444,7 @@ def kaggle_server(server: Loopback, monkeypatch: pytest.MonkeyPatch) -> Loopback
 
 
 def offer_openml(server: Loopback, number: int, text: str, gate: threading.Event | None = None, **more: str) -> None:
-    """Data set ``number`` as OpenML offers it: a description in XML that says where the ARFF file is."""
+    """Data set ``number`` as OpenML offers it: a description in XML with the address of the ARFF file."""
     fields = {
         "id": str(number),
         "name": "weather",
@@ -496,7 +502,7 @@ def zipped(**texts: str) -> bytes:
 
 
 def child(server: Loopback, name: str, log: Path) -> subprocess.Popen[bytes]:
-    """Another process that fetches ``name`` and writes down what it tells."""
+    """Start another process that downloads ``name`` and prints its progress."""
     program = (
         "import sys\n"
         "from kagglesdk import kaggle_env\n"
@@ -518,11 +524,11 @@ def wait_until(happens: Callable[[], object], seconds: float = 15) -> None:
         time.sleep(0.02)
 
 
-def test_openml_set_is_fetched_once_and_then_loaded_from_the_cache(openml_server: Loopback, home: Path) -> None:
+def test_openml_set_is_downloaded_once_and_then_loaded_from_the_cache(openml_server: Loopback, home: Path) -> None:
     offer_openml(openml_server, 61, ARFF, default_target_attribute="play", ignore_attribute="day")
-    told: list[str] = []
-    path = fetch("openml:61", progress=told.append)
-    assert told == ["downloading openml:61 (openml:61)", "checking openml:61"]
+    reported: list[str] = []
+    path = fetch("openml:61", progress=reported.append)
+    assert reported == ["downloading openml:61 (openml:61)", "checking openml:61"]
     assert path.read_text() == ARFF and home / "cache" in path.parents
     found = load_dataset("openml:61")
     assert (found.x.shape, place_of("openml:61")) == ((3, 2), "cache"), "the target and what to ignore are known"
@@ -537,7 +543,7 @@ def test_openml_set_is_fetched_once_and_then_loaded_from_the_cache(openml_server
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask(), "others may read it as they may read other files"
 
 
-def test_data_folder_goes_before_the_cache_and_the_cache_before_the_rule(
+def test_data_folder_cache_and_rule_are_searched_in_this_order(
     openml_server: Loopback, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns, rows = generated_table("tic-tac-toe").columns, list(generated_table("tic-tac-toe").rows)
@@ -553,8 +559,8 @@ def test_data_folder_goes_before_the_cache_and_the_cache_before_the_rule(
     assert place_of("tic-tac-toe") == "data folder"
 
 
-def test_openml_failures_are_told(openml_server: Loopback, home: Path) -> None:
-    with pytest.raises(ConnectionError, match=r"OpenML did not give openml:61 \(openml:61\)"):
+def test_openml_failures_are_explained(openml_server: Loopback, home: Path) -> None:
+    with pytest.raises(ConnectionError, match=r"OpenML did not deliver openml:61 \(openml:61\)"):
         fetch("openml:61")
     offer_openml(openml_server, 61, ARFF, md5_checksum="0" * 32)
     with pytest.raises(ConnectionError, match=r"[Cc]hecksum"):
@@ -564,11 +570,11 @@ def test_openml_failures_are_told(openml_server: Loopback, home: Path) -> None:
         fetch("breast-w")
     assert place_of("breast-w") is None, "what is no good stays out of the cache"
     openml_server.close()
-    with pytest.raises(ConnectionError, match="OpenML did not give cmc"):
+    with pytest.raises(ConnectionError, match="OpenML did not deliver cmc"):
         fetch("cmc")
 
 
-def test_damaged_file_in_the_cache_is_refused_and_fetched_anew(openml_server: Loopback) -> None:
+def test_damaged_file_in_the_cache_is_rejected_and_downloaded_again(openml_server: Loopback) -> None:
     offer_openml(openml_server, 61, ARFF, default_target_attribute="play")
     path = fetch("openml:61")
     for damage in (
@@ -577,15 +583,15 @@ def test_damaged_file_in_the_cache_is_refused_and_fetched_anew(openml_server: Lo
         lambda: next(path.parent.glob("*.json")).write_text("{"),
     ):
         damage()
-        with pytest.raises(ValueError, match=r"is missing or is not what was fetched; .* fetch openml:61"):
+        with pytest.raises(ValueError, match=r"is missing or damaged\. Download it again: .* fetch openml:61"):
             load_dataset("openml:61")
-        told: list[str] = []
-        fetch("openml:61", progress=told.append)
-        assert told[0] == "openml:61 is damaged in the cache and is fetched anew"
+        reported: list[str] = []
+        fetch("openml:61", progress=reported.append)
+        assert reported[0] == "openml:61 is damaged in the cache and is downloaded again"
         assert load_dataset("openml:61").x.shape == (3, 3)
 
 
-def test_fetch_that_was_killed_leaves_nothing_that_disturbs_the_next(openml_server: Loopback, home: Path) -> None:
+def test_fetch_works_after_a_killed_one(openml_server: Loopback, home: Path) -> None:
     gate, log = threading.Event(), home / "log"
     offer_openml(openml_server, 61, ARFF, gate, default_target_attribute="play")
     first = child(openml_server, "openml:61", log)
@@ -601,7 +607,7 @@ def test_fetch_that_was_killed_leaves_nothing_that_disturbs_the_next(openml_serv
     assert load_dataset("openml:61").x.shape == (3, 3)
 
 
-def test_download_from_kaggle_that_was_killed_continues(kaggle_server: Loopback, home: Path) -> None:
+def test_killed_download_from_kaggle_continues(kaggle_server: Loopback, home: Path) -> None:
     random = np.random.default_rng(0)
     rows = (f"{','.join(map(str, random.random(80)))},{k % 2}\n" for k in range(2000))
     text = ",".join(f"c{k}" for k in range(80)) + ",label\n" + "".join(rows)
@@ -621,7 +627,7 @@ def test_download_from_kaggle_that_was_killed_continues(kaggle_server: Loopback,
     assert load_dataset(name).x.shape == (2000, 80)
 
 
-def test_of_two_processes_one_downloads_and_both_have_it(kaggle_server: Loopback, home: Path) -> None:
+def test_two_processes_download_only_once(kaggle_server: Loopback, home: Path) -> None:
     gate, log = threading.Event(), home / "log"
     offer_kaggle(kaggle_server, ONE_DATASET, "archive.zip", zipped(own_csv=CSV), gate)
     name = "kaggle:owner/own?target=label&drop=id"
@@ -634,13 +640,15 @@ def test_of_two_processes_one_downloads_and_both_have_it(kaggle_server: Loopback
     assert "is in the cache" in log.read_text()
 
 
-def test_kaggle_data_set_may_be_had_without_credentials(kaggle_server: Loopback) -> None:
+def test_kaggle_data_set_can_be_downloaded_without_credentials(kaggle_server: Loopback) -> None:
     offer_kaggle(kaggle_server, ONE_DATASET, "archive.zip", zipped(own_csv=CSV, other_csv="a,b\n1,2\n", readme="hello"))
     name = "kaggle:owner/own?target=label&drop=id"
     assert fetch(name).read_text() == CSV, "the only file with the target"
     assert "Authorization" not in kaggle_server.asked(f"/v1/{ONE_DATASET}")[0]
     assert load_dataset(name).title == "own"
-    with pytest.raises(ValueError, match=r"It has 'own.csv', 'other.csv'; name one: kaggle:owner/own\?file=NAME"):
+    with pytest.raises(
+        ValueError, match=r"has the tables 'own.csv', 'other.csv': choose one with kaggle:owner/own\?file=NAME"
+    ):
         fetch("kaggle:owner/own?target=nothing", force=True)
     assert place_of(name) == "cache", "what failed leaves what is there"
 
@@ -653,7 +661,7 @@ def test_one_file_of_a_kaggle_data_set_is_chosen_by_name(kaggle_server: Loopback
     assert place_of("kaggle:owner/own?target=label") is None, "another file, another place in the cache"
 
 
-def test_competition_is_fetched_with_credentials(kaggle_server: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_competition_is_downloaded_with_credentials(kaggle_server: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAGGLE_USERNAME", "somebody")
     monkeypatch.setenv("KAGGLE_KEY", "secret")
     text = "id,size,label\n1,2,yes\n2,3,no\n"
@@ -691,14 +699,14 @@ def test_missing_credentials_are_explained(kaggle_server: Loopback, monkeypatch:
         fetch("spaceship-titanic")
 
 
-def test_kaggle_failures_are_told(kaggle_server: Loopback, home: Path) -> None:
-    with pytest.raises(ConnectionError, match="Kaggle did not give pharyngitis"):
+def test_kaggle_failures_are_explained(kaggle_server: Loopback, home: Path) -> None:
+    with pytest.raises(ConnectionError, match="Kaggle did not deliver pharyngitis"):
         fetch("pharyngitis")
     broken = zipped(own_csv=CSV * 50)
     offer_kaggle(kaggle_server, ONE_DATASET, "archive.zip", broken[:40] + b"#" * 20 + broken[60:])
-    with pytest.raises(ValueError, match="can't be unpacked: Bad CRC-32"):
+    with pytest.raises(ValueError, match="cannot be unpacked: Bad CRC-32"):
         fetch("kaggle:owner/own?target=label")
-    assert not list((home / "cache").rglob("*.zip")), "so the next begins anew"
+    assert not list((home / "cache").rglob("*.zip")), "so the next download starts again"
 
 
 def test_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,12 +715,12 @@ def test_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(ImportError, match=rf"{name} needs the client of .*pip install 'lang-envs\[data\]'"):
             fetch(name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    datasets._load.cache_clear()
-    with pytest.raises(ImportError, match=r"sklearn:wine needs scikit-learn: pip install 'lang-envs\[data\]'"):
+    datasets.load_entry.cache_clear()
+    with pytest.raises(ImportError, match=r"sklearn:wine needs scikit-learn\. Run: pip install 'lang-envs\[data\]'"):
         load_dataset("sklearn:wine")
 
 
-def test_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_environment_variables_set_the_cache_folder(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     assert fetching.cache_folder() == home / "cache"
     monkeypatch.delenv("LANG_ENVS_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "xdg"))
@@ -744,26 +752,24 @@ def test_datasets_command_shows_where_each_set_is(capsys: pytest.CaptureFixture[
     assert main(["datasets"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert len(rows) == len(DATASETS) + 1
-    assert re.fullmatch(r"airlines +2000 +7 +2 +openml:1169 +not here: .* fetch airlines", rows["airlines"])
+    assert re.fullmatch(r"airlines +2000 +7 +2 +openml:1169 +none; run: .* fetch airlines", rows["airlines"])
     assert re.fullmatch(r"tic-tac-toe +95 +9 +2 +openml:50 +generated", rows["tic-tac-toe"])
 
 
-def test_fetch_command_fetches_and_goes_on_after_a_failure(
-    openml_server: Loopback, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fetch_command_continues_after_a_failure(openml_server: Loopback, capsys: pytest.CaptureFixture[str]) -> None:
     offer_openml(openml_server, 61, ARFF, default_target_attribute="play")
     assert main(["fetch", "nonsense", "balance-scale", "openml:61"]) == 1
     shown = capsys.readouterr()
     assert "nonsense: there is no data set 'nonsense'" in shown.err
     assert "downloading openml:61" in shown.err
-    assert "balance-scale: needs no fetching (generated)" in shown.out
+    assert "balance-scale: no download needed (generated)" in shown.out
     assert re.search(r"openml:61: /.*\.arff", shown.out)
-    next(fetching._folder().glob("*.arff")).write_text("")
-    assert main(["fetch", "openml:61"]) == 0, "what is damaged is fetched anew"
+    next(fetching.datasets_folder().glob("*.arff")).write_text("")
+    assert main(["fetch", "openml:61"]) == 0, "a damaged file is downloaded again"
     assert datasets.load_dataset("openml:61").x.shape == (3, 3)
 
 
-def test_the_order_of_a_set_of_your_own_follows_from_all_labels(tmp_path: Path) -> None:
+def test_row_order_of_an_own_set_depends_on_all_labels(tmp_path: Path) -> None:
     """Else a file that is sorted by class and by features would tell labels by where a row is."""
     rows = [(number, number // 50) for number in range(100)]
     found = []

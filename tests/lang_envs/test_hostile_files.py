@@ -1,4 +1,4 @@
-"""Data files, caches and archives of strangers: read in linear time, checked, and never a way to other files."""
+"""Tests of untrusted data files, caches and archives: read in linear time, checked, and confined to their folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.security.parsing import LINES, YAML_TEXTS, seconds_to_read
 from lang_envs.datascicoding import fetching
-from lang_envs.datascicoding.catalog import Entry, find
+from lang_envs.datascicoding.catalog import DatasetEntry, find
 from lang_envs.datascicoding.scoring import Score, kept_score
 from lang_envs.datascicoding.tables import read_table
 from lang_envs.virtualhome.tasks import load_task
@@ -50,7 +50,7 @@ def test_hostile_lines_are_read_in_linear_time(name: str, tmp_path: Path) -> Non
         (" 'a' ,", ["a", ""]),
     ],
 )
-def test_quoted_values_are_what_they_were(line: str, values: list[str], tmp_path: Path) -> None:
+def test_quoted_values_are_read_correctly(line: str, values: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.arff").write_text(f"@attribute a string\n@attribute 'b c' string\n@data\n{line}\n")
     table = read_table(tmp_path / "a.arff")
     assert [column.name for column in table.columns] == ["a", "b c"]
@@ -58,7 +58,7 @@ def test_quoted_values_are_what_they_were(line: str, values: list[str], tmp_path
 
 
 @pytest.mark.parametrize("text", ["," * 70_000, "@attribute x real\n" * 70_000 + "@data\n"])
-def test_columns_without_number_are_refused(text: str, tmp_path: Path) -> None:
+def test_too_many_columns_are_rejected(text: str, tmp_path: Path) -> None:
     file = tmp_path / ("a.csv" if text[0] == "," else "a.arff")
     file.write_text(text)
     with pytest.raises(ValueError, match=r"65,536"):
@@ -68,11 +68,11 @@ def test_columns_without_number_are_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: &a 1\nb: *a\n", "holds an alias"),
-        ("a: &a {b: *a}\n", "holds an alias"),
+        ("a: &a 1\nb: *a\n", "contains an alias"),
+        ("a: &a {b: *a}\n", "contains an alias"),
         ("<<: &a {b: 1}\n", "task"),
-        ("[" * 1000, "nested more than 20 deep"),
-        ("- " * 1000, "nested more than 20 deep"),
+        ("[" * 1000, "nested too deeply: expected at most 20"),
+        ("- " * 1000, "nested too deeply: expected at most 20"),
         ("!!bool x", "tag that does not fit"),
         ("!!int ''", "tag that does not fit"),
         ("!!timestamp x", "tag that does not fit"),
@@ -81,7 +81,7 @@ def test_columns_without_number_are_refused(text: str, tmp_path: Path) -> None:
         ("instruction: " + "x" * 60_000, "a.yaml"),
     ],
 )
-def test_hostile_yaml_is_refused_with_a_short_error(text: str, message: str, tmp_path: Path) -> None:
+def test_hostile_yaml_is_rejected_with_a_short_error(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ValueError, match=message) as refused:
         load_task(tmp_path / "a.yaml")
@@ -95,7 +95,7 @@ FAILED = {"mean": None, "std": None, "error": "NameError: x", "status": "error"}
 
 
 @pytest.mark.parametrize("good", [GOOD, FAILED, GOOD | {"mean": 1, "std": 0}])
-def test_a_score_comes_back_from_the_cache(good: dict[str, Any], tmp_path: Path) -> None:
+def test_valid_score_is_read_from_the_cache(good: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(good))
     assert kept_score(tmp_path / "a.json") == Score(**good)
 
@@ -127,12 +127,12 @@ def test_a_score_comes_back_from_the_cache(good: dict[str, Any], tmp_path: Path)
         FAILED | {"mean": 0.5},
     ],
 )
-def test_what_can_be_no_score_is_scored_again(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_cached_score_is_computed_again(changes: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(GOOD | changes))
     assert kept_score(tmp_path / "a.json") is None
 
 
-def test_a_score_is_read_from_a_regular_file_alone(tmp_path: Path) -> None:
+def test_cached_score_is_read_from_regular_files_only(tmp_path: Path) -> None:
     (tmp_path / "good").write_text(json.dumps(GOOD))
     (tmp_path / "link").symlink_to("good")
     os.mkfifo(tmp_path / "fifo")
@@ -154,12 +154,12 @@ def put(cache: Path, **changes: Any) -> Path:
     """A whole set in the cache, some of its record changed."""
     data = cache / f"{SPEC}.0123456789abcdef.csv"
     data.write_text("x,label\n1,a\n2,b\n")
-    record = {"file": data.name, "sha256": fetching._sha256(data), "source": SPEC, "target": "label", "drop": []}
+    record = {"file": data.name, "sha256": fetching.sha256(data), "source": SPEC, "target": "label", "drop": []}
     (cache / f"{SPEC}.json").write_text(json.dumps(record | changes))
     return data
 
 
-def test_a_whole_set_is_found(cache: Path) -> None:
+def test_complete_set_in_the_cache_is_found(cache: Path) -> None:
     data = put(cache)
     found = fetching.cached(find(SPEC))
     assert found is not None and found[0] == data and found[1].target == "label"
@@ -184,34 +184,34 @@ def test_a_whole_set_is_found(cache: Path) -> None:
         {"drop": {"a": [[1]]}, "target": []},
     ],
 )
-def test_a_record_leads_nowhere_else(changes: dict[str, Any], cache: Path, tmp_path: Path) -> None:
+def test_record_cannot_name_files_outside_the_cache(changes: dict[str, Any], cache: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.csv").write_text("x,label\n1,a\n2,b\n")
     (cache / "other.csv").write_text("x,label\n1,a\n2,b\n")
     put(cache, **changes)
-    with pytest.raises(ValueError, match="is missing or is not what was fetched"):
+    with pytest.raises(ValueError, match="is missing or damaged"):
         fetching.cached(find(SPEC))
 
 
 @pytest.mark.parametrize("name", [f"{SPEC}.json", f"{SPEC}.0123456789abcdef.csv"])
-def test_links_and_fifos_in_the_cache_are_refused(name: str, cache: Path, tmp_path: Path) -> None:
+def test_links_and_fifos_in_the_cache_are_rejected(name: str, cache: Path, tmp_path: Path) -> None:
     put(cache)
     (cache / name).rename(tmp_path / "elsewhere")
     for make in (lambda path: path.symlink_to(tmp_path / "elsewhere"), os.mkfifo, Path.mkdir):
         make(cache / name)
-        with pytest.raises(ValueError, match="is missing or is not what was fetched"):
+        with pytest.raises(ValueError, match="is missing or damaged"):
             fetching.cached(find(SPEC))
         (cache / name).rmdir() if (cache / name).is_dir() else (cache / name).unlink()
 
 
-def test_a_lock_that_is_a_link_does_not_truncate_its_target(cache: Path, tmp_path: Path) -> None:
+def test_lock_file_that_is_a_link_does_not_truncate_its_target(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("kept")
     (cache / f"{SPEC}.lock").symlink_to(tmp_path / "target")
-    with pytest.raises(ValueError, match="lock is a symbolic link"), fetching._locked(find(SPEC), print):
+    with pytest.raises(ValueError, match="lock is a symbolic link"), fetching.fetch_lock(find(SPEC), print):
         pass
     assert (tmp_path / "target").read_text() == "kept"
 
 
-def test_links_where_a_download_is_written_are_refused(cache: Path, tmp_path: Path) -> None:
+def test_links_in_the_download_folder_are_rejected(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (cache / ".partial").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=r"\.partial is a symbolic link"):
@@ -221,13 +221,13 @@ def test_links_where_a_download_is_written_are_refused(cache: Path, tmp_path: Pa
     (cache / ".partial" / "to-store.unfinished").symlink_to(tmp_path / "target")
     source = tmp_path / "a.csv"
     source.write_text("x,label\n1,a\n")
-    stored = fetching._store(find(SPEC), source, cache / ".partial")
+    stored = fetching.store(find(SPEC), source, cache / ".partial")
     assert stored.read_text() == source.read_text() and not (tmp_path / "target").exists()
 
 
 # Archives
 
-KAGGLE = Entry("kaggle:owner/own", "own", "kaggle:owner/own", "label")
+KAGGLE = DatasetEntry("kaggle:owner/own", "own", "kaggle:owner/own", "label")
 
 
 def archive(folder: Path, write: Callable[[zipfile.ZipFile], Any]) -> Path:
@@ -236,38 +236,38 @@ def archive(folder: Path, write: Callable[[zipfile.ZipFile], Any]) -> Path:
     return folder / "a.zip"
 
 
-def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_refused(tmp_path: Path) -> None:
+def test_archive_with_a_compression_ratio_of_a_thousand_is_rejected(tmp_path: Path) -> None:
     path = archive(tmp_path, lambda content: content.writestr("a.csv", b"label,x\n" + bytes(70 << 20)))
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(ValueError, match=r"'a\.csv' is [\d,]+ bytes that declare to unpack to 73,400,328"):
-        fetching._unpacked(KAGGLE, path)
+    with pytest.raises(ValueError, match=r"'a\.csv' has [\d,]+ bytes and declares to unpack to 73,400,328"):
+        fetching.unpack(KAGGLE, path)
     assert not [file for file in (tmp_path / "unpacked").iterdir() if file.stat().st_size]
 
 
-def test_an_archive_that_declares_less_than_it_holds_is_refused(tmp_path: Path) -> None:
+def test_archive_that_declares_too_small_a_size_is_rejected(tmp_path: Path) -> None:
     path = archive(tmp_path, lambda content: content.writestr("a.csv", b"label,x\n" * 100_000))
     size = (800_000).to_bytes(4, "little")
     assert path.read_bytes().count(size) == 2
     path.write_bytes(path.read_bytes().replace(size, (8_000).to_bytes(4, "little")))
-    with pytest.raises(ValueError, match=r"a\.zip can't be unpacked|more than the 8,000 bytes"):
-        fetching._unpacked(KAGGLE, path)
+    with pytest.raises(ValueError, match=r"a\.zip cannot be unpacked|more than the 8,000 bytes"):
+        fetching.unpack(KAGGLE, path)
 
 
-def test_an_archive_of_very_many_files_is_refused(tmp_path: Path) -> None:
+def test_archive_of_very_many_files_is_rejected(tmp_path: Path) -> None:
     path = archive(tmp_path, lambda content: [content.writestr(f"{n}.csv", "") for n in range(10_001)])
     with pytest.raises(ValueError, match="more than 10,000 files"):
-        fetching._unpacked(KAGGLE, path)
+        fetching.unpack(KAGGLE, path)
 
 
-def test_names_in_an_archive_lead_nowhere_else(tmp_path: Path) -> None:
+def test_names_in_an_archive_cannot_leave_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "inner"
     folder.mkdir()
     (folder / "unpacked").symlink_to(tmp_path)
     (tmp_path / "table.csv").write_text("kept")
     path = archive(folder, lambda content: content.writestr("../../table.csv", "label,x\na,1\n"))
     with pytest.raises((ValueError, OSError)):
-        fetching._unpacked(KAGGLE, path)
+        fetching.unpack(KAGGLE, path)
     (folder / "unpacked").unlink()
-    found = fetching._unpacked(KAGGLE, path)
+    found = fetching.unpack(KAGGLE, path)
     assert found == folder / "unpacked" / "table.csv" and found.read_text() == "label,x\na,1\n"
     assert (tmp_path / "table.csv").read_text() == "kept"

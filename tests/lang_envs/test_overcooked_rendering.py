@@ -1,4 +1,4 @@
-"""The picture and the map show the state, and nothing but the state."""
+"""Tests of Overcooked's rendering: the picture and the map show the state."""
 
 import sys
 
@@ -20,7 +20,7 @@ def kitchen() -> Kitchen:
     return make_kitchen(("tomato", "lettuce", "onion"))
 
 
-def situations(kitchen: Kitchen) -> dict[str, State]:
+def example_states(kitchen: Kitchen) -> dict[str, State]:
     start = kitchen.initial_state()
     starts = list(start.locations)
     made = {"start": start, "cook elsewhere": start._replace(cook=(4, 2))}
@@ -47,15 +47,15 @@ def test_picture_is_uint8_with_a_caption_below(kitchen: Kitchen) -> None:
     assert len(np.unique(caption.reshape(-1, 3), axis=0)) > 2, "something is written there"
 
 
-def test_every_situation_has_its_own_picture(kitchen: Kitchen) -> None:
-    pictures = {name: draw(kitchen, state)[: SIZE * CELL] for name, state in situations(kitchen).items()}
+def test_every_state_has_its_own_picture(kitchen: Kitchen) -> None:
+    pictures = {name: draw(kitchen, state)[: SIZE * CELL] for name, state in example_states(kitchen).items()}
     seen: dict[bytes, str] = {}
     for name, picture in pictures.items():
         assert (other := seen.setdefault(picture.tobytes(), name)) == name, f"{name!r} looks like {other!r}"
 
 
-def test_chopped_food_looks_like_another_thing_than_cut_food(kitchen: Kitchen) -> None:
-    made = situations(kitchen)
+def test_chopped_food_and_partly_chopped_food_look_different(kitchen: Kitchen) -> None:
+    made = example_states(kitchen)
     for food in kitchen.foods:
         raw, cut, chopped = (
             draw(kitchen, made[f"{food} on a board, {chops} chops"]).astype(int) for chops in (0, 2, CHOPS_NEEDED)
@@ -79,7 +79,7 @@ def test_caption_names_the_dish() -> None:
 
 
 @pytest.mark.parametrize("cook", [(1, 4), (2, 2), (5, 1)])
-def test_what_the_cook_sees_is_light_and_the_rest_shaded(kitchen: Kitchen, cook: tuple[int, int]) -> None:
+def test_cells_in_view_are_light_and_others_are_dark(kitchen: Kitchen, cook: tuple[int, int]) -> None:
     picture = draw(kitchen, kitchen.initial_state()._replace(cook=cook)).astype(int)
     brightness: dict[tuple[bool, bool], set[int]] = {}
     for x in range(SIZE):
@@ -105,19 +105,19 @@ def test_map_mentions_dish_hand_items_and_boards(kitchen: Kitchen) -> None:
         assert word in text, "the legend explains it"
 
 
-def test_map_of_every_situation_differs(kitchen: Kitchen) -> None:
-    made = situations(kitchen)
+def test_every_state_has_its_own_map(kitchen: Kitchen) -> None:
+    made = example_states(kitchen)
     assert len({write(kitchen, state) for state in made.values()}) == len(made)
 
 
-def test_map_says_what_the_bowl_in_hand_holds(kitchen: Kitchen) -> None:
-    made = situations(kitchen)
+def test_map_shows_the_content_of_the_bowl_in_hand(kitchen: Kitchen) -> None:
+    made = example_states(kitchen)
     assert "In hand: empty bowl" in write(kitchen, made["empty bowl in hand"])
     assert "In hand: bowl with chopped tomato, lettuce, onion" in write(kitchen, made["full bowl in hand"])
 
 
 @pytest.mark.parametrize("cook", [(1, 4), (3, 3), (5, 1)])
-def test_frame_of_the_map_stands_around_the_view(kitchen: Kitchen, cook: tuple[int, int]) -> None:
+def test_frame_of_the_map_encloses_the_view(kitchen: Kitchen, cook: tuple[int, int]) -> None:
     lines = write(kitchen, kitchen.initial_state()._replace(cook=cook)).split("\n")[1:17]
     columns = {char: k for k, char in enumerate(lines[0]) if char != " "}
     frame = [k for k, line in enumerate(lines) if "+" in line]
@@ -141,12 +141,12 @@ def test_environments_render_in_the_mode_asked_for(interface: str) -> None:
     assert shown[None] is None
 
 
-def test_unknown_render_mode_is_refused() -> None:
+def test_unknown_render_mode_is_rejected() -> None:
     with pytest.raises(ValueError, match="human"):
         lang_envs.overcooked.env.OvercookedEnv(render_mode="human")
 
 
-def test_absent_pillow_names_the_extra_to_install(kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_pillow_names_the_extra_to_install(kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"pip install 'lang-envs\[render\]'"):
         draw(kitchen, kitchen.initial_state())

@@ -1,4 +1,4 @@
-"""The planner against closed forms, and the environments it refuses."""
+"""Tests of the planner against closed forms, and of the environments that it rejects."""
 
 from typing import Any, ClassVar
 
@@ -45,7 +45,7 @@ class Corridor(LanguageEnv):
         return f"Cell {self.cell}."
 
 
-def test_shortest_way_and_best_return_of_a_corridor() -> None:
+def test_shortest_solution_and_best_return_of_a_corridor() -> None:
     found = solve(Corridor())
     assert found.shortest == ("jump",) * 4
     assert found.states == 11 + 2, "eleven cells to be in, and two ends: in the last cell, and through the door"
@@ -65,7 +65,7 @@ def test_shortest_way_and_best_return_of_a_corridor() -> None:
     assert found.best is not None
 
 
-def test_best_need_not_be_a_success() -> None:
+def test_best_return_need_not_need_success() -> None:
     class Dear(Corridor):
         discount = 0.5
 
@@ -76,7 +76,7 @@ def test_best_need_not_be_a_success() -> None:
 
 
 @pytest.mark.parametrize("id", ["Overcooked-tomato-salad-v0", "Overcooked-tomato-lettuce-onion-salad-v0"])
-def test_overcookeds_best_returns_are_found_by_the_planner_too(id: str) -> None:
+def test_planner_finds_the_best_returns_of_overcooked(id: str) -> None:
     environment = gym.make(id, interface="text").unwrapped
     found = solve(environment)
     assert found.optimal_return == pytest.approx(environment.optimal_return, abs=1e-6)
@@ -100,17 +100,17 @@ def test_free_text_cannot_be_planned(diary: LanguageEnv) -> None:
         solve(diary)
 
 
-def test_chance_is_refused() -> None:
+def test_random_results_are_rejected() -> None:
     class Dice(Corridor):
         def advance(self, action: int | str | None) -> Transition:
             self.np_random.random()
             return super().advance(action)
 
-    with pytest.raises(PlanningError, match="chance plays a part"):
+    with pytest.raises(PlanningError, match="random result"):
         solve(Dice())
 
 
-def test_environments_without_a_state_are_refused() -> None:
+def test_environments_without_a_hashable_state_are_rejected() -> None:
     class Stateless(Corridor):
         state_fields = None
 
@@ -124,8 +124,8 @@ def test_environments_without_a_state_are_refused() -> None:
             solve(environment)
 
 
-def test_too_many_situations_and_returns_without_a_bound_are_refused() -> None:
-    with pytest.raises(PlanningError, match="more than 5 situations"):
+def test_too_many_states_and_unbounded_returns_are_rejected() -> None:
+    with pytest.raises(PlanningError, match="more than 5 states"):
         solve(Corridor(), max_states=5)
 
     class Mint(Corridor):
@@ -134,11 +134,11 @@ def test_too_many_situations_and_returns_without_a_bound_are_refused() -> None:
         def advance(self, action: int | str | None) -> Transition:
             return Transition(1.0, False, False, {})
 
-    with pytest.raises(PlanningError, match="have not settled after"):
+    with pytest.raises(PlanningError, match="have not converged after"):
         solve(Mint())
 
 
-def test_best_that_goes_on_forever_has_a_value_and_no_plan() -> None:
+def test_endless_optimum_has_a_value_and_no_plan() -> None:
     class Interest(Corridor):
         def advance(self, action: int | str | None) -> Transition:
             return Transition(1.0, False, False, {})
@@ -150,7 +150,7 @@ def test_best_that_goes_on_forever_has_a_value_and_no_plan() -> None:
 
 
 class Graph(LanguageEnv):
-    """Situations with numbered phrases: (next situation or None at the end, reward)."""
+    """States with numbered phrases: (next state or None at the end, reward)."""
 
     graph: ClassVar[dict[int, list[tuple[int | None, float]]]] = {}
     action_names = ("a", "b")
@@ -177,7 +177,7 @@ class Graph(LanguageEnv):
         return "x"
 
 
-def test_without_a_discount_the_best_way_is_the_one_that_arrives() -> None:
+def test_best_plan_without_a_discount_reaches_the_end() -> None:
     class Patient(Graph):
         graph: ClassVar = {0: [(0, 0.0), (1, 0.0)], 1: [(1, 0.0), (None, 1.0)]}
 
@@ -186,24 +186,24 @@ def test_without_a_discount_the_best_way_is_the_one_that_arrives() -> None:
 
 
 @pytest.mark.parametrize("graph", [{0: []}, {0: [(1, 0.0), (None, 1.0)], 1: []}])
-def test_situations_in_which_nothing_can_be_said_are_refused(graph: Any) -> None:
+def test_states_without_available_phrases_are_rejected(graph: Any) -> None:
     environment = Graph()
     environment.graph = graph
-    with pytest.raises(PlanningError, match="nothing can be said"):
+    with pytest.raises(PlanningError, match="no phrase is available"):
         solve(environment)
 
 
-def test_step_limits_play_no_part() -> None:
+def test_step_limits_are_ignored() -> None:
     from lang_envs.virtualhome.env import VirtualHomeEnv
 
     assert solve(VirtualHomeEnv("cheese", max_steps=1)) == solve(VirtualHomeEnv("cheese"))
 
 
-def test_as_many_situations_as_allowed_are_searched() -> None:
+def test_as_many_states_as_allowed_are_searched() -> None:
     assert solve(Corridor(), max_states=11) == solve(Corridor())
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     seen: list[tuple[int, int]] = []
     solve(Corridor(), on_state=lambda searched, known: seen.append((searched, known)))
     assert [searched for searched, _ in seen] == list(range(1, 12))

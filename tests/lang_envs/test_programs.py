@@ -1,4 +1,4 @@
-"""Random scikit-learn programs: their form, their variety, and that about half of them work."""
+"""Tests of random programs: their form, their frequencies, and that about half of them work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def works(program: str, classes: int) -> bool:
     return found.shape == (40, classes) and bool(np.isfinite(found).all())
 
 
-def test_the_seed_decides_the_programs(programs: list[Program]) -> None:
+def test_seed_determines_the_programs(programs: list[Program]) -> None:
     first, second, other = (np.random.default_rng(seed) for seed in (0, 0, 1))
     drawn = [random_program(first) for _ in range(50)]
     assert drawn == [random_program(second) for _ in range(50)] == [program.text for program in programs[:50]]
@@ -50,7 +50,7 @@ def test_programs_are_short_and_indented(programs: list[Program]) -> None:
         assert "@" not in text and "|" not in text
 
 
-def test_every_kind_is_as_frequent_as_any_other(programs: list[Program]) -> None:
+def test_all_kinds_are_equally_frequent(programs: list[Program]) -> None:
     broken = [program.breakage for program in programs if program.breakage]
     whole = [program.classifier for program in programs if not program.breakage]
     assert 0.45 < len(broken) / len(programs) < 0.55

@@ -1,7 +1,7 @@
-"""The sandbox's machinery: what goes in and comes out, limits, failures that are not the program's, and no leftovers.
+"""Tests of the sandbox: inputs and outputs, limits, failures that are not the program's, and leftover processes.
 
-What a hostile program tries is in `test_sandbox_attacks.py`. Tests of the machinery start a small sandbox, without
-scikit-learn and its self-test, which takes a fraction of a second.
+`test_sandbox_attacks.py` tests hostile programs. These tests start a small sandbox without scikit-learn and self-test,
+which takes a fraction of a second.
 """
 
 import contextlib
@@ -107,7 +107,7 @@ def below(pid: int) -> list[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Ended; that nobody has collected it counts only for a child of this process."""
+    """Return whether a process has ended; a zombie counts as ended unless it is a child of this process."""
     found = state(pid)
     return found is None or (found[0] in "ZX" and found[1] != os.getpid())
 
@@ -127,11 +127,11 @@ def all_gone(pids: list[int]) -> bool:
 
 
 def outer(sandbox: Sandbox) -> int:
-    (worker,) = sandbox._started
+    (worker,) = sandbox.workers
     return worker.process.pid
 
 
-def zygote(sandbox: Sandbox) -> int:
+def fork_server(sandbox: Sandbox) -> int:
     """The process that forks: with namespaces the only child of the one that was started."""
     return outer(sandbox) if "namespaces" in sandbox.absent else below(outer(sandbox))[0]
 
@@ -203,13 +203,13 @@ def test_a_program_changes_only_its_copy(shared_small: Sandbox) -> None:
     ],
     ids=lambda array: array.dtype.str,
 )
-def test_inputs_that_are_no_numbers_are_named(shared_small: Sandbox, bad: np.ndarray) -> None:
+def test_inputs_that_are_not_numbers_are_named(shared_small: Sandbox, bad: np.ndarray) -> None:
     with pytest.raises(ValueError, match="'wrong'"):
         shared_small.run(ONE, {"fine": np.ones(2), "wrong": bad})
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "message"),
     [
         ("1.0", "dimensions"),
         ("np.zeros((2, 2, 2))", "dimensions"),
@@ -221,9 +221,9 @@ def test_inputs_that_are_no_numbers_are_named(shared_small: Sandbox, bad: np.nda
         ("None", "real numbers"),
     ],
 )
-def test_outputs_that_are_no_numbers(shared_small: Sandbox, expression: str, said: str) -> None:
+def test_outputs_that_are_not_numbers(shared_small: Sandbox, expression: str, message: str) -> None:
     result = shared_small.run(f"import numpy as np\noutput = {expression}", {})
-    assert result.status == "error" and result.output is None and said in result.error and result.error
+    assert result.status == "error" and result.output is None and message in result.error and result.error
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
@@ -282,13 +282,13 @@ def test_the_same_program_gives_the_same_bytes_everywhere(sandbox: Sandbox) -> N
             assert first.output.tobytes() != other.output.tobytes(), name
 
 
-def test_generators_that_ask_for_no_seed_get_it_from_the_seed(shared_small: Sandbox, start: Maker) -> None:
+def test_generators_without_a_seed_are_seeded(shared_small: Sandbox, start: Maker) -> None:
     program = "import numpy\noutput = numpy.random.default_rng().random(3)"
     here, there = (sandbox.run(program, {}, seed=4).output for sandbox in (shared_small, start()))
     assert here is not None and there is not None and here.tobytes() == there.tobytes()
 
 
-def test_nothing_stays_from_one_program_to_the_next(sandbox: Sandbox) -> None:
+def test_programs_leave_nothing_for_later_programs(sandbox: Sandbox) -> None:
     look = """
 import builtins, numpy, os, random, sys, sklearn.svm, warnings
 output = [
@@ -397,12 +397,12 @@ def test_every_family_of_estimators_runs(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_programs_do_besides(sandbox: Sandbox, name: str) -> None:
+def test_programs_can_use_other_libraries_and_features(sandbox: Sandbox, name: str) -> None:
     result = sandbox.run(OTHERS[name], {}, Limits(wall_seconds=15))
     assert result.status == "ok", result
 
 
-def test_a_program_that_asks_for_two_threads_goes_on_with_one(sandbox: Sandbox) -> None:
+def test_a_program_that_requests_two_threads_gets_one(sandbox: Sandbox) -> None:
     program = """
 import numpy, threadpoolctl
 with threadpoolctl.threadpool_limits(2):
@@ -442,7 +442,9 @@ def test_too_long_on_the_clock(shared_small: Sandbox, program: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.001, 1e-6])
-def test_no_time_at_all_is_no_failure_of_the_machinery(shared_small: Sandbox, seconds: float) -> None:
+def test_a_very_short_limit_is_a_timeout_and_not_a_failure_of_the_sandbox(
+    shared_small: Sandbox, seconds: float
+) -> None:
     """What is left of the time of five repetitions may be that short: a program must not end a training with it."""
     result = shared_small.run(ONE, {"x": np.zeros(2_000_000)}, Limits(wall_seconds=seconds))
     assert result.status in ("ok", "timeout")
@@ -484,7 +486,7 @@ def test_too_long_a_program(shared_small: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"wall_seconds": 1e9}, {"cpu_seconds": 1e12}, {"memory_bytes": 1 << 70}])
-def test_limits_that_are_meant_as_none(shared_small: Sandbox, limit: dict[str, float]) -> None:
+def test_very_large_limits(shared_small: Sandbox, limit: dict[str, float]) -> None:
     before = outer(shared_small)
     assert shared_small.run("import os\nos._exit(1)", {}, Limits(**limit)).status == "error"  # type: ignore[arg-type]
     assert shared_small.run(ONE, {}, Limits(**limit)).status == "ok"  # type: ignore[arg-type]
@@ -492,7 +494,7 @@ def test_limits_that_are_meant_as_none(shared_small: Sandbox, limit: dict[str, f
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, None, "1"])
-def test_seeds_that_are_none(shared_small: Sandbox, seed: Any) -> None:
+def test_invalid_seeds(shared_small: Sandbox, seed: Any) -> None:
     with pytest.raises(ValueError, match="seed"):
         shared_small.run(ONE, {}, seed=seed)
 
@@ -504,11 +506,11 @@ def test_seeds_of_numpy(shared_small: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [({"mode": "none"}, "none"), ({"max_workers": 0}, "0"), ({"max_workers": True}, "True"), ({"without": ["x"]}, "x")],
 )
-def test_options_that_are_not_known(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_unknown_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Sandbox(**options)
 
 
@@ -549,7 +551,7 @@ def test_forged_results(shared_small: Sandbox, name: str) -> None:
     assert (result.output is not None) == (status == "ok") and bool(result.error) == (status != "ok")
     assert works(shared_small)
     assert time.monotonic() - began < 3
-    assert outer(shared_small) == before, "the machinery was made to start anew"
+    assert outer(shared_small) == before, "the fork server was started again"
 
 
 def test_every_way_to_exit(shared_small: Sandbox) -> None:
@@ -583,7 +585,7 @@ def test_a_program_that_ends_itself(shared_small: Sandbox, program: str, status:
     assert works(shared_small) and outer(shared_small) == before
 
 
-def test_ends_of_programs_do_not_mix(shared_small: Sandbox) -> None:
+def test_endings_of_programs_are_not_confused(shared_small: Sandbox) -> None:
     """Answers of programs that are then killed, and the ends of others, in any order."""
     late = HEADER + "header(b'rslt', 0, 1, 1, 1, 8); os.write(3, struct.pack('d', 7)); time.sleep(60)"
     for _ in range(10):
@@ -599,17 +601,17 @@ def test_ends_of_programs_do_not_mix(shared_small: Sandbox) -> None:
             assert shared_small.run(program, {}).status == status
 
 
-# --------------------------------------------------------------------------------------- failures of the machinery
+# --------------------------------------------------------------------------------------- failures of the sandbox
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that do not begin are given up sooner."""
-    monkeypatch.setattr(worker, "_BEGIN_SECONDS", 2.0)
+    monkeypatch.setattr(worker, "BEGIN_SECONDS", 2.0)
 
 
-@pytest.mark.parametrize("which", [outer, zygote])
-def test_killed_while_it_waits(start: Maker, which: Callable[[Sandbox], int]) -> None:
+@pytest.mark.parametrize("which", [outer, fork_server])
+def test_process_killed_while_idle(start: Maker, which: Callable[[Sandbox], int]) -> None:
     sandbox = start()
     for _ in range(2):
         processes = [outer(sandbox), *below(outer(sandbox))]
@@ -623,21 +625,21 @@ def test_killed_while_it_waits(start: Maker, which: Callable[[Sandbox], int]) ->
 @pytest.mark.parametrize(
     ("which", "how", "status"),
     [
-        ("zygote", signal.SIGKILL, "ok"),
+        ("fork_server", signal.SIGKILL, "ok"),
         ("program", signal.SIGKILL, "ok"),
-        ("zygote", signal.SIGSTOP, "ok"),  # what it had begun goes on
+        ("fork_server", signal.SIGSTOP, "ok"),  # the program that runs continues
         ("program", signal.SIGSTOP, "timeout"),  # as if it slept
     ],
 )
-def test_killed_in_the_middle_of_a_program(
+def test_process_killed_during_a_program(
     start: Maker, which: str, how: signal.Signals, status: str, impatient: None
 ) -> None:
     sandbox = start()
     began = time.monotonic()
     thread, came = in_background(sandbox, "import time\ntime.sleep(0.6)\noutput = [5.0]", wall_seconds=1.5)
     time.sleep(0.3)
-    first = zygote(sandbox)
-    os.kill(first if which == "zygote" else min(below(first)), how)
+    first = fork_server(sandbox)
+    os.kill(first if which == "fork_server" else min(below(first)), how)
     try:
         thread.join(20)
         (result,) = came
@@ -650,13 +652,13 @@ def test_killed_in_the_middle_of_a_program(
             os.kill(first, signal.SIGCONT)
 
 
-def test_killed_twice(start: Maker) -> None:
+def test_process_killed_twice(start: Maker) -> None:
     sandbox = start()
     thread, came = in_background(sandbox, "import time\ntime.sleep(20)", wall_seconds=20)
     killed = 0
     while thread.is_alive() and killed < 5:
         time.sleep(0.3)
-        for started in list(sandbox._started):
+        for started in list(sandbox.workers):
             if (
                 victims := below(started.process.pid)[1:]
                 if "namespaces" not in sandbox.absent
@@ -681,7 +683,7 @@ def fail():
         raise BlockingIOError(11, "Resource temporarily unavailable")
     return fork()
 os.fork = fail
-runpy.run_path(ZYGOTE, run_name="__main__")
+runpy.run_path(FORK_SERVER, run_name="__main__")
 """
 
 
@@ -689,8 +691,10 @@ def test_a_fork_that_fails(start: Maker, monkeypatch: pytest.MonkeyPatch, tmp_pa
     once = 2 + ("namespaces" not in start().absent)  # forks before the first child
 
     def fail_from(first: int) -> None:
-        shim = f"FIRST, ZYGOTE = {first}, {str(ROOT / 'lang_envs' / 'sandbox' / 'zygote.py')!r}\n{FAILING_FORK}"
-        (tmp_path / "zygote.py").write_text(shim)
+        shim = (
+            f"FIRST, FORK_SERVER = {first}, {str(ROOT / 'lang_envs' / 'sandbox' / 'fork_server.py')!r}\n{FAILING_FORK}"
+        )
+        (tmp_path / "fork_server.py").write_text(shim)
 
     monkeypatch.setattr(worker, "__file__", str(tmp_path / "worker.py"))
     fail_from(once + 1)
@@ -712,8 +716,8 @@ def test_a_fork_that_fails(start: Maker, monkeypatch: pytest.MonkeyPatch, tmp_pa
 )
 def test_a_process_that_cannot_be_started(start: Maker, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     sandbox = start()
-    os.kill(zygote(sandbox), signal.SIGKILL)
-    sandbox._started[0].process.wait()
+    os.kill(fork_server(sandbox), signal.SIGKILL)
+    sandbox.workers[0].process.wait()
     time.sleep(0.1)
 
     def fail(*_: Any, **__: Any) -> None:
@@ -727,9 +731,9 @@ def test_a_process_that_cannot_be_started(start: Maker, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"x" * 16, b"\xff" * 96, struct.pack("=Q", 0) * 2000])
-def test_garbage_for_the_zygote(start: Maker, garbage: bytes, impatient: None) -> None:
+def test_garbage_for_the_fork_server(start: Maker, garbage: bytes, impatient: None) -> None:
     sandbox = start()
-    sandbox._started[0].control.send(garbage)
+    sandbox.workers[0].control.send(garbage)
     began = time.monotonic()
     assert sandbox.run(ONE, {}, Limits(wall_seconds=1)).status == "ok"
     assert works(sandbox)
@@ -737,9 +741,9 @@ def test_garbage_for_the_zygote(start: Maker, garbage: bytes, impatient: None) -
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"\xff" * 210, struct.pack("=Qi4q", 1, 0x137F, 1, 2, 3, 4)])
-def test_garbage_from_the_zygote(start: Maker, garbage: bytes, impatient: None) -> None:
+def test_garbage_from_the_fork_server(start: Maker, garbage: bytes, impatient: None) -> None:
     sandbox = start()
-    worker = sandbox._started[0]
+    worker = sandbox.workers[0]
     worker.control.close()
     worker.control, other = socket.socketpair()
     worker.number = 0
@@ -769,7 +773,7 @@ def test_many_open_files(start: Maker) -> None:
         assert works(sandbox)
 
 
-def test_closed_in_the_middle_of_a_program(start: Maker) -> None:
+def test_sandbox_closed_during_a_program(start: Maker) -> None:
     sandbox = start()
     processes = [outer(sandbox), *below(outer(sandbox))]
     thread, came = in_background(sandbox, "import time\ntime.sleep(20)")
@@ -782,7 +786,7 @@ def test_closed_in_the_middle_of_a_program(start: Maker) -> None:
     with pytest.raises(SandboxError, match="closed"):
         sandbox.run(ONE, {})
     sandbox.close()
-    assert not sandbox._started
+    assert not sandbox.workers
 
 
 # --------------------------------------------------------------------------------------------------------- no leftovers
@@ -834,14 +838,14 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_nothing_is_left_after(how: str) -> None:
+def test_no_process_is_left_after(how: str) -> None:
     *lines, last = run_script(SCRIPT + ENDS[how]).split("\n")[:-1]
     pids = [int(pid) for line in lines for pid in line.split()]
     assert last == "ok" and len(pids) >= 2 and all_gone(pids)
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_nothing_is_left_when_the_parent_is_killed(busy: bool) -> None:
+def test_no_process_is_left_when_the_parent_is_killed(busy: bool) -> None:
     wait = "in_background(sandbox, 'while True: pass', wall_seconds=60); time.sleep(.3)" if busy else ""
     with started(f"{SCRIPT}{wait}\ntell(); time.sleep(60)") as process:
         assert process.stdout is not None
@@ -852,10 +856,10 @@ def test_nothing_is_left_when_the_parent_is_killed(busy: bool) -> None:
         assert all_gone(pids)
 
 
-def test_nothing_is_left_of_a_zygote_that_hangs(start: Maker) -> None:
+def test_no_process_is_left_of_a_fork_server_that_hangs(start: Maker) -> None:
     sandbox = start()
     processes = [outer(sandbox), *below(outer(sandbox))]
-    stopped = zygote(sandbox)
+    stopped = fork_server(sandbox)
     os.kill(stopped, signal.SIGSTOP)
     try:
         sandbox.close()
@@ -885,7 +889,7 @@ def resident(pid: int) -> int:
     return int(line.split()[1])
 
 
-def test_nothing_grows(start: Maker) -> None:
+def test_memory_and_descriptors_do_not_grow(start: Maker) -> None:
     sandbox = start()
     inputs = {"x": np.arange(1000.0)}
     programs = [
@@ -899,14 +903,14 @@ def test_nothing_grows(start: Maker) -> None:
     for number in range(300):
         sandbox.run(programs[number % len(programs)], inputs)
         if number == 59:
-            used = resident(zygote(sandbox)), len(os.listdir("/proc/self/fd")), outer(sandbox)  # noqa: PTH208
-    assert used is not None and outer(sandbox) == used[2], "it was started anew"
-    assert resident(zygote(sandbox)) - used[0] < 1024
+            used = resident(fork_server(sandbox)), len(os.listdir("/proc/self/fd")), outer(sandbox)  # noqa: PTH208
+    assert used is not None and outer(sandbox) == used[2], "it was started again"
+    assert resident(fork_server(sandbox)) - used[0] < 1024
     assert len(os.listdir("/proc/self/fd")) == used[1]  # noqa: PTH208
-    assert eventually(lambda: len(below(zygote(sandbox))) == 1), "more than the child that stands by"
+    assert eventually(lambda: len(below(fork_server(sandbox))) == 1), "more than the child that stands by"
     assert [pid for pid in below(os.getpid()) if (state(pid) or "?")[0] == "Z"] == []
     with contextlib.suppress(PermissionError):
-        assert len(list(Path(f"/proc/{zygote(sandbox)}/fd").iterdir())) < 12
+        assert len(list(Path(f"/proc/{fork_server(sandbox)}/fd").iterdir())) < 12
 
 
 # ------------------------------------------------------------------------------------------------ users, memory, groups
@@ -915,11 +919,11 @@ def test_nothing_grows(start: Maker) -> None:
 def test_each_worker_has_a_user_of_its_own(start: Maker) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can choose another user")
-    users = [Path(f"/proc/{zygote(start())}").stat().st_uid for _ in range(4)]
+    users = [Path(f"/proc/{fork_server(start())}").stat().st_uid for _ in range(4)]
     assert len(set(users)) == 4 and all(61184 <= user <= 65519 for user in users)
 
 
-def test_the_kernel_takes_the_sandbox_when_memory_runs_out(start: Maker) -> None:
+def test_the_kernel_kills_the_sandbox_first_when_memory_runs_out(start: Maker) -> None:
     sandbox = start()
     assert works(sandbox)
     for pid in [outer(sandbox), *below(outer(sandbox))]:
@@ -927,7 +931,7 @@ def test_the_kernel_takes_the_sandbox_when_memory_runs_out(start: Maker) -> None
     assert Path("/proc/self/oom_score_adj").read_text() != "1000\n"
 
 
-def test_nothing_is_left_when_the_parent_dies_while_it_starts(tmp_path: Path) -> None:
+def test_no_process_is_left_when_the_parent_dies_during_the_start(tmp_path: Path) -> None:
     script = "from lang_envs.sandbox import Sandbox\nprint(flush=True)\nSandbox()"
     for delay in (0.01, 0.3):
         parent = subprocess.Popen(
@@ -960,8 +964,8 @@ memory = b"".join(ctypes.string_at(pool << 14, 1 << 14) for pool in pools)
 """
 
 
-def test_no_time_of_a_program_is_left_in_the_memory_of_later_ones(start: Maker) -> None:
-    """A zygote that handles the time left, or used, leaves it in memory that all later children inherit."""
+def test_no_time_of_a_program_is_in_the_memory_of_later_ones(start: Maker) -> None:
+    """A fork server that handles the time left, or used, leaves it in memory that all later children inherit."""
     sandbox = start()
     wall = 17.0 + 0.123456789
     for seconds in (wall, wall + 12, wall + 1):
@@ -998,10 +1002,10 @@ def test_a_worker_gets_a_cgroup_where_one_can_be_made(tmp_path: Path) -> None:
     assert list(parent.glob("lang-envs-*")) == []
 
 
-@pytest.mark.parametrize(("controllers", "said"), [("memory", "pids"), ("", "memory, pids")])
-def test_without_a_cgroup_it_is_said_why(controllers: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("controllers", "message"), [("memory", "pids"), ("", "memory, pids")])
+def test_reason_is_given_where_no_cgroup_can_be_made(controllers: str, message: str, tmp_path: Path) -> None:
     proc, parent = fake_cgroups(tmp_path, controllers)
-    with pytest.raises(OSError, match=f"does not hand on the controllers {said}"):
+    with pytest.raises(OSError, match=f"does not hand on the controllers {message}"):
         cgroups.Group(proc)
     assert list(parent.glob("lang-envs-*")) == []
     (proc / "self" / "mounts").write_text("")
@@ -1009,7 +1013,7 @@ def test_without_a_cgroup_it_is_said_why(controllers: str, said: str, tmp_path: 
         cgroups.Group(proc)
 
 
-def test_a_group_that_cannot_be_joined_is_given_up(
+def test_a_group_that_cannot_be_joined_is_removed(
     start: Maker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     proc, parent = fake_cgroups(tmp_path, "memory pids")
@@ -1049,10 +1053,10 @@ time.sleep(60)
 """
     with started(SCRIPT + script) as process:
         assert process.stdout is not None
-        said = dict(process.stdout.readline().split(maxsplit=1) for _ in range(2))
-        forked, *its = map(int, said["child"].split())
+        printed = dict(process.stdout.readline().split(maxsplit=1) for _ in range(2))
+        forked, *its = map(int, printed["child"].split())
         try:
-            parents = set(map(int, said["parent"].split())) - {forked, *its}
+            parents = set(map(int, printed["parent"].split())) - {forked, *its}
             assert len(its) >= 2 and len(parents) >= 2
             process.kill()
             process.wait()
@@ -1130,7 +1134,7 @@ def test_eight_threads_share_two_workers(start: Maker) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert not wrong and len(sandbox._started) == 2
+    assert not wrong and len(sandbox.workers) == 2
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         results = pool.map(lambda _: sandbox.run("import time; time.sleep(0.5)\n" + ONE, {}), range(2))
@@ -1176,7 +1180,7 @@ def test_tiers(absent: str, tier: str | None) -> None:
     assert "Linux 5.13" in str(caught.value) and "doctor" in str(caught.value) and caught.value.absent == reasons
 
 
-def test_namespaces_that_can_be_made_but_not_mapped(tmp_path: Path) -> None:
+def test_namespaces_that_can_be_entered_but_not_mapped(tmp_path: Path) -> None:
     """Ubuntu's AppArmor lets anyone leave the namespaces, and then forbids to write who one is in the new ones."""
     copy = tmp_path / "lang_envs" / "sandbox"
     copy.mkdir(parents=True)
@@ -1198,7 +1202,7 @@ def test_namespaces_that_can_be_made_but_not_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+def test_other_systems_are_rejected(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     with pytest.raises(SandboxError, match=platform) as caught:
         Sandbox()
@@ -1222,11 +1226,11 @@ def test_without_isolation() -> None:
     assert [str(warning.message) for warning in caught if "sandbox=" in str(warning.message)] == [
         "sandbox='process': programs run with all that this user may do, and rewards can be forged"
     ]
-    assert not [pid for pid in below(os.getpid()) if "zygote" in Path(f"/proc/{pid}/cmdline").read_text()
+    assert not [pid for pid in below(os.getpid()) if "fork_server" in Path(f"/proc/{pid}/cmdline").read_text()
                 and '"process": true' in Path(f"/proc/{pid}/cmdline").read_text()]  # fmt: skip
 
 
-def test_without_isolation_what_a_program_started_ends_with_it() -> None:
+def test_without_isolation_processes_of_a_program_end_with_it() -> None:
     """Not a defence: but joblib and the like leave processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -1247,9 +1251,9 @@ def test_the_doctor_warns_of_what_weakens_the_sandbox(monkeypatch: pytest.Monkey
 
     machine("1\n", "/dev/sda2")
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid)
-    said = "\n".join(doctor.advice(tmp_path, tmp_path))
-    assert "echo 2 > /sys/kernel/mm/ksm/run" in said and "swapoff -a" in said
-    assert ("chown -R root" in said) == (tmp_path.stat().st_uid != 0)
+    message = "\n".join(doctor.advice(tmp_path, tmp_path))
+    assert "echo 2 > /sys/kernel/mm/ksm/run" in message and "swapoff -a" in message
+    assert ("chown -R root" in message) == (tmp_path.stat().st_uid != 0)
     monkeypatch.setattr(os, "geteuid", lambda: 61184)
     assert any("61184" in line and "chown -R root" in line for line in doctor.advice(tmp_path, tmp_path))
     machine("0\n")
@@ -1261,10 +1265,10 @@ def test_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     from lang_envs.__main__ import main
 
     assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
-    rows = {line.split()[0]: line.split()[1] for line in said.split("\n") if line.startswith("  ")}
+    message = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1] for line in message.split("\n") if line.startswith("  ")}
     assert set(rows) == set(LAYERS) and set(rows.values()) <= {"yes", "no"}
-    assert "tier: " in said
+    assert "tier: " in message
 
 
 # -------------------------------------------------------------------------------------------- the filter, word for word
@@ -1327,7 +1331,7 @@ def expected(name: str | None, arguments: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_the_filter_says_what_the_tables_say(machine: str) -> None:
+def test_the_filter_implements_the_tables(machine: str) -> None:
     code = seccomp.program(machine)
     assert code is not None and len(code) % 8 == 0 and len(code) // 8 <= 4096
     names = {number: name for name, number in syscalls.numbers(machine).items()}
@@ -1392,7 +1396,7 @@ def test_the_filter_of_other_machines() -> None:
     assert set(syscalls.numbers("aarch64")) <= set(syscalls.numbers("x86_64"))
 
 
-# ------------------------------------------------------------------------------------------------------- what is said
+# ------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -1427,7 +1431,7 @@ def test_clean_errors_are_short_and_quick() -> None:
 
 
 def test_errors_of_programs_are_clean(shared_small: Sandbox) -> None:
-    for program, said in {
+    for program, message in {
         "raise ValueError('x' * 10**6 + 'the end')": "the end",
         r"raise ValueError('\ud800\x00\x1b[2J\u202e')": "ValueError",
         "raise type('E' * 10**6, (Exception,), {})('why')": "why",
@@ -1438,7 +1442,7 @@ def test_errors_of_programs_are_clean(shared_small: Sandbox) -> None:
         "open('/etc/passwd')": "passwd",
     }.items():
         result = shared_small.run(program, {})
-        assert result.status == "error" and said in result.error, (program, result)
+        assert result.status == "error" and message in result.error, (program, result)
         assert len(result.error.encode()) <= 1024
         assert all(character.isprintable() or character == "\n" for character in result.error)
         assert str(Path(sys.prefix).parent) not in result.error and "/etc" not in result.error

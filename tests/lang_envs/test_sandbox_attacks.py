@@ -1,4 +1,4 @@
-"""Every attack against the sandbox, in every tier, by both kinds of user, and with each layer switched off in turn.
+"""Tests of every attack on the sandbox, in every tier, as both kinds of user, and with each layer left out.
 
 Attacks run in rounds, each in a process of its own that writes what came of it as JSON: this file is also the program
 of that process. Where the tests run as root, the rounds of an ordinary user change to one first.
@@ -436,7 +436,7 @@ def test_attacks_succeed_where_nothing_stops_them(rounds: Rounds) -> None:
         for user, without in reduced_rounds((False, True) if ROOT else (True,))
     ],
 )
-def test_layers_stop_what_they_are_said_to(rounds: Rounds, user: bool, without: tuple[str, ...]) -> None:
+def test_layers_stop_the_attacks_that_the_table_names(rounds: Rounds, user: bool, without: tuple[str, ...]) -> None:
     """Which attacks succeed with layers switched off is what the table says, neither more nor less."""
     if landlock_version() < 6:
         pytest.skip("what stands in for what was measured on a kernel with Landlock 6, and depends on it")
@@ -481,7 +481,7 @@ def test_each_layer_stops_something_that_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize("number", [87, 231, 232, 233, 234, 314, 323])
-def test_an_error_is_short_and_fit_to_print(rounds: Rounds, number: int) -> None:
+def test_errors_of_attacks_are_short_and_printable(rounds: Rounds, number: int) -> None:
     """Whatever an exception does when it is turned into text, and whatever a program sends in its place."""
     outcome = rounds.get(PRESENT, ())["results"][number]
     assert outcome["status"] == "error"

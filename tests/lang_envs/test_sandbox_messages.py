@@ -1,4 +1,4 @@
-"""What one program can tell another, and what it is paid for: nothing, by every allowed call that keeps a state."""
+"""Tests that programs cannot send messages to each other, and that attacks have no higher reward than chance."""
 
 import sys
 from collections.abc import Iterator

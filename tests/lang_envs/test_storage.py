@@ -1,4 +1,4 @@
-"""Values as JSON and back: exact, and harmless whatever a file says."""
+"""Tests of storage: values are stored exactly as JSON, and reading any file is safe."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_values_come_back_equal_and_of_the_same_types(value: Any) -> None:
+def test_decoded_values_are_equal_and_of_the_same_types(value: Any) -> None:
     text = json.dumps(encode(value), allow_nan=False)
     assert same(decode(json.loads(text)), value)
 
 
 @pytest.mark.parametrize("name", ["Overcooked-tomato-onion-salad-v0", "VirtualHome-entertainment-v0"])
-def test_states_of_environments_come_back(name: str) -> None:
+def test_states_of_environments_can_be_stored(name: str) -> None:
     env = gym.make(name, interface="text")
     _, info = env.reset(seed=3)
     rng = np.random.default_rng(0)
@@ -102,10 +102,10 @@ def test_states_of_environments_come_back(name: str) -> None:
             break
 
 
-def test_a_state_of_other_fields_is_refused() -> None:
+def test_state_with_other_fields_is_rejected() -> None:
     env = gym.make("Overcooked-tomato-salad-v0").unwrapped
     state = env.get_wrapper_attr("state")
-    with pytest.raises(ValueError, match="has no state of the fields"):
+    with pytest.raises(ValueError, match="this state has the fields"):
         env.state = state | {"fields": state["fields"] | {"advance": 1}}
 
 
@@ -122,17 +122,17 @@ def test_a_state_of_other_fields_is_refused() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_stored_is_named_with_its_place(value: Any, message: str) -> None:
+def test_values_that_cannot_be_stored_are_named_with_their_place(value: Any, message: str) -> None:
     with pytest.raises(UnstorableError, match=message):
         encode([{"a": value}], "it")
 
 
-def test_what_holds_itself_is_refused() -> None:
+def test_value_that_contains_itself_is_rejected() -> None:
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(UnstorableError, match="holds itself"):
+    with pytest.raises(UnstorableError, match="contains itself"):
         encode(value)
-    with pytest.raises(ValueError, match="is no named tuple"):
+    with pytest.raises(ValueError, match="is not a named tuple"):
         storable(int)
 
 
@@ -184,7 +184,7 @@ HOSTILE: list[Any] = [
 
 
 @pytest.mark.parametrize("stored", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_is_no_stored_value_is_refused_and_nothing_imported(stored: Any) -> None:
+def test_invalid_stored_values_are_rejected_and_nothing_is_imported(stored: Any) -> None:
     with pytest.raises(ValueError):
         decode(stored)
     assert "antigravity" not in sys.modules
@@ -213,7 +213,7 @@ def test_damaged_json_names_its_file(text: str, message: str, tmp_path: Path) ->
         read_json(tmp_path / "a.json")
 
 
-def test_only_regular_files_of_some_size_are_read_and_none_through_a_link(tmp_path: Path) -> None:
+def test_only_regular_files_of_limited_size_are_read(tmp_path: Path) -> None:
     import os
 
     (tmp_path / "target").write_text("kept")
@@ -241,7 +241,7 @@ def test_only_regular_files_of_some_size_are_read_and_none_through_a_link(tmp_pa
     assert (tmp_path / "target").read_text() == "kept"
 
 
-def test_a_link_planted_where_a_file_is_written_is_not_followed(tmp_path: Path) -> None:
+def test_writing_does_not_follow_a_link(tmp_path: Path) -> None:
     import os
     import threading
 
@@ -254,7 +254,7 @@ def test_a_link_planted_where_a_file_is_written_is_not_followed(tmp_path: Path) 
     assert (tmp_path / "a.json").read_text() == "new" and not (tmp_path / "a.json").is_symlink()
 
 
-def test_a_lock_keeps_others_out_and_what_its_file_holds(tmp_path: Path) -> None:
+def test_lock_excludes_others_and_keeps_the_content_of_its_file(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("kept")
     with locked(tmp_path / "lock"), pytest.raises(BlockingIOError), locked(tmp_path / "lock"):
         pass
@@ -263,11 +263,11 @@ def test_a_lock_keeps_others_out_and_what_its_file_holds(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("position", [-1, 625, 10**8, 1.5])
-def test_a_generator_that_stands_outside_of_its_numbers_is_refused(position: float) -> None:
+def test_generator_with_a_position_outside_its_buffer_is_rejected(position: float) -> None:
     """NumPy would read the memory there."""
     twister = json.dumps(encode(np.random.Generator(np.random.MT19937(3)))).replace('"pos", 623', f'"pos", {position}')
     philox = json.dumps(encode(np.random.Generator(np.random.Philox(3)))).replace('_pos", 4', f'_pos", {position}')
     for stored in (twister, philox):
         assert str(position) in stored
-        with pytest.raises(ValueError, match="a random generator stands at"):
+        with pytest.raises(ValueError, match="a random generator has the position"):
             decode(json.loads(stored))

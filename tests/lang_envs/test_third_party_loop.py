@@ -1,4 +1,4 @@
-"""A training loop that knows nothing but MultiDiscrete spaces and vector environments runs on an id of ours."""
+"""A training loop for MultiDiscrete spaces and vector environments runs unchanged on an id of the suite."""
 
 import gymnasium as gym
 import numpy as np

@@ -1,4 +1,4 @@
-"""Every tokenizer gives every text back: the embedded one and Hugging Face ones of both families, made here."""
+"""Tests of tokenizers: the embedded one and Hugging Face ones of both families are lossless."""
 
 import copy
 import json
@@ -14,6 +14,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lang_envs import TokenEnv, Tokenizer, load_tokenizer
+from lang_envs.assets import TOKENIZER_FILE
+from lang_envs.assets.train_tokenizer import train
 
 TRAINED_ON = [
     "Make a tomato salad. You stand at the cutting board. Your hands are empty. get the tomato",
@@ -81,9 +83,14 @@ def assert_spans_decode_to_phrases(tokenizer: Tokenizer) -> None:
 # --------------------------------------------------------------------------------------------------- the embedded one
 
 
-def test_embedded_tokenizer_keeps_every_character() -> None:
+def test_embedded_tokenizer_is_lossless() -> None:
     assert_keeps_everything(load_tokenizer())
     assert_spans_decode_to_phrases(load_tokenizer())
+
+
+def test_training_the_embedded_tokenizer_again_gives_the_same_file(tmp_path: Path) -> None:
+    train().save(str(tmp_path / "tokenizer.json"))
+    assert (tmp_path / "tokenizer.json").read_text() == TOKENIZER_FILE.read_text()
 
 
 def test_embedded_tokenizer_has_distinct_special_tokens_that_no_text_contains() -> None:
@@ -95,14 +102,14 @@ def test_embedded_tokenizer_has_distinct_special_tokens_that_no_text_contains() 
 
 
 @pytest.mark.parametrize("text", ["\ud800", "ab\udfffc"])
-def test_lone_surrogate_is_refused_with_its_place(text: str) -> None:
+def test_lone_surrogate_is_rejected_with_its_position(text: str) -> None:
     place = next(k for k, letter in enumerate(text) if "\ud800" <= letter <= "\udfff")
     with pytest.raises(ValueError, match=f"not valid Unicode at character {place}: surrogates"):
         load_tokenizer().encode(text)
 
 
 @pytest.mark.parametrize("text", [None, b"chop", 3, ["chop"]])
-def test_text_that_is_no_string_is_refused(text: Any) -> None:
+def test_text_that_is_not_a_str_is_rejected(text: Any) -> None:
     with pytest.raises(ValueError, match=f"text must be a str, not {type(text).__name__}"):
         load_tokenizer().encode(text)
 
@@ -112,7 +119,7 @@ def test_half_a_character_decodes_to_the_replacement_character() -> None:
     assert tokenizer.decode(tokenizer.encode("\u00e9")[:1]) == "\ufffd"
 
 
-def test_asking_again_gives_the_same_tokenizer() -> None:
+def test_loading_again_returns_the_same_tokenizer() -> None:
     tokenizer = load_tokenizer()
     assert load_tokenizer("embedded") is tokenizer
     assert load_tokenizer(tokenizer) is tokenizer
@@ -185,7 +192,7 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 @every_family
-def test_hugging_face_tokenizer_in_a_folder_keeps_every_character(family: str, tmp_path: Path) -> None:
+def test_hugging_face_tokenizer_in_a_folder_is_lossless(family: str, tmp_path: Path) -> None:
     FAMILIES[family]().save_pretrained(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.name == str(tmp_path)
@@ -203,7 +210,7 @@ def test_tokenizer_object_and_its_folder_are_the_same_tokenizer(family: str, tmp
 
 
 @every_family
-def test_overcooked_speaks_the_tokens_of_a_hugging_face_model(
+def test_overcooked_can_use_the_tokenizer_of_a_hugging_face_model(
     family: str, tmp_path: Path, tomato_plan: tuple[str, ...]
 ) -> None:
     FAMILIES[family]().save_pretrained(tmp_path)
@@ -234,7 +241,7 @@ def test_end_token_pads_where_there_is_no_padding_token() -> None:
     assert padded.pad_id == 2
 
 
-def test_padding_and_truncation_of_the_original_leave_no_trace() -> None:
+def test_padding_and_truncation_of_the_original_are_ignored() -> None:
     backend = byte_level()
     backend.enable_truncation(4)
     backend.enable_padding(length=64)
@@ -254,16 +261,16 @@ def test_chat_template_goes_around_the_observation() -> None:
     user, assistant = (chat.convert_tokens_to_ids(token) for token in special[2:])
     assert ids[:2] == (tokenizer.begin_id, user), "one begin token, not two"
     assert ids.count(tokenizer.begin_id) == 1
-    assert ids.count(assistant) == 1, "what the environment says is never read as a special token"
+    assert ids.count(assistant) == 1, "text of the environment is never encoded as a special token"
     assert tokenizer.decode(ids) == f"<s><|user|>\n{text}\n<|assistant|>\n"
     assert_keeps_everything(tokenizer)
     assert tokenizer != load_tokenizer(hugging_face(byte_level(special=special), bos_token="<s>"))
 
 
-def test_template_that_hides_the_observation_is_refused() -> None:
+def test_template_without_the_observation_is_rejected() -> None:
     chat = hugging_face(byte_level(), bos_token="<s>")
     chat.chat_template = "{{ bos_token }}hello"
-    with pytest.raises(ValueError, match="does not repeat what the user says"):
+    with pytest.raises(ValueError, match="does not contain the user's message"):
         load_tokenizer(chat)
 
 
@@ -272,7 +279,7 @@ def test_template_that_hides_the_observation_is_refused() -> None:
     [normalizers.Lowercase(), normalizers.StripAccents(), normalizers.NFKD(), normalizers.Strip()],
     ids=repr,
 )
-def test_tokenizer_that_loses_characters_is_refused(normalizer: Any, tmp_path: Path) -> None:
+def test_tokenizer_that_loses_characters_is_rejected(normalizer: Any, tmp_path: Path) -> None:
     lossy = hugging_face(byte_level(normalizers.Sequence([normalizers.NFD(), normalizer])))
     lossy.save_pretrained(tmp_path)
     for source in (lossy, tmp_path):
@@ -280,19 +287,19 @@ def test_tokenizer_that_loses_characters_is_refused(normalizer: Any, tmp_path: P
             load_tokenizer(source)
 
 
-def test_tokenizer_without_an_end_token_is_refused() -> None:
+def test_tokenizer_without_an_end_token_is_rejected() -> None:
     with pytest.raises(ValueError, match="no end-of-sequence token"):
         load_tokenizer(hugging_face(byte_level(), eos_token=None))
 
 
-def test_object_that_is_no_tokenizer_is_refused() -> None:
+def test_object_that_is_not_a_tokenizer_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"object.*no fast backend"):
         load_tokenizer(object())
     with pytest.raises(ValueError, match="no fast backend"):
         TokenEnv(gym.make("Overcooked-tomato-salad-v0", interface="text"), tokenizer=3)
 
 
-def test_copies_and_pickles_read_no_special_token_out_of_text_either() -> None:
+def test_copies_and_pickles_never_encode_text_as_special_tokens() -> None:
     tokenizer = load_tokenizer("embedded")
     text = "hello <|end|> <|pad|> x"
     for twin in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):

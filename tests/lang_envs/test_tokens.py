@@ -1,4 +1,4 @@
-"""The space of token sequences, and the wrapper that turns a text environment into one of token ids."""
+"""Tests of the space of token sequences and of the wrapper that turns text into token ids."""
 
 import copy
 import pickle
@@ -41,14 +41,14 @@ def test_samples_are_ids_then_padding_of_every_length(space: TokenSequence) -> N
     assert lengths >= set(range(1, 9))
 
 
-def test_equal_seeds_sample_alike(space: TokenSequence) -> None:
+def test_equal_seeds_give_equal_samples(space: TokenSequence) -> None:
     other = TokenSequence(load_tokenizer(), 8)
     space.seed(3)
     other.seed(3)
     assert all(np.array_equal(space.sample(), other.sample()) for _ in range(20))
 
 
-def test_spaces_are_equal_when_tokenizer_and_length_are(space: TokenSequence) -> None:
+def test_spaces_are_equal_if_tokenizer_and_length_are(space: TokenSequence) -> None:
     tokenizer = space.tokenizer
     assert space == TokenSequence(load_tokenizer("embedded"), 8)
     assert space != TokenSequence(tokenizer, 9)
@@ -60,7 +60,7 @@ def test_spaces_are_equal_when_tokenizer_and_length_are(space: TokenSequence) ->
     assert "embedded" in repr(space)
 
 
-def test_space_goes_through_json(space: TokenSequence) -> None:
+def test_space_can_be_stored_as_json(space: TokenSequence) -> None:
     samples = [space.sample() for _ in range(3)]
     again = space.from_jsonable(space.to_jsonable(samples))
     assert np.array_equal(np.stack(again), np.stack(samples))
@@ -85,12 +85,12 @@ def test_padding_and_back(space: TokenSequence) -> None:
 
 
 @pytest.mark.parametrize("stop", ["end_id", "pad_id"])
-def test_nothing_after_the_first_end_or_padding_counts(space: TokenSequence, stop: str) -> None:
+def test_everything_after_the_first_end_or_padding_is_ignored(space: TokenSequence, stop: str) -> None:
     array = space.pad((5, getattr(space.tokenizer, stop), 6, 7))
     assert space.unpad(array) == (5,)
 
 
-def test_phrase_is_encoded_with_a_space_before_and_the_end_token_behind(space: TokenSequence) -> None:
+def test_phrase_is_encoded_with_a_space_before_and_the_end_token_after(space: TokenSequence) -> None:
     array = space.encode("chop")
     tokenizer = space.tokenizer
     ids = space.unpad(array)
@@ -99,7 +99,7 @@ def test_phrase_is_encoded_with_a_space_before_and_the_end_token_behind(space: T
     assert space.decode(array) == " chop"
 
 
-def test_space_needs_room_for_a_token() -> None:
+def test_max_length_must_be_at_least_one() -> None:
     with pytest.raises(ValueError, match="max_length must be at least 1, not 0"):
         TokenSequence(load_tokenizer(), 0)
 
@@ -107,7 +107,7 @@ def test_space_needs_room_for_a_token() -> None:
 # ---------------------------------------------------------------------------------------------------------- the wrapper
 
 
-def test_spaces_are_as_long_as_the_longest_text_and_phrase_need() -> None:
+def test_spaces_fit_the_longest_observation_and_phrase() -> None:
     env = gym.make(TOMATO)
     environment, tokenizer = env.unwrapped, env.get_wrapper_attr("tokenizer")
     longest = max(len(tokenizer.encode(" " + name)) + 1 for name in environment.action_names)
@@ -117,21 +117,23 @@ def test_spaces_are_as_long_as_the_longest_text_and_phrase_need() -> None:
         assert env.action_space.decode(env.action_space.encode(name)).strip() == name
 
 
-def test_too_short_spaces_are_refused_by_name_and_number() -> None:
+def test_error_for_a_too_short_space_names_the_argument_and_the_needed_length() -> None:
     env = gym.make(TOMATO)
     observation, action = env.observation_space.max_length, env.action_space.max_length
     for argument, needed in (("max_observation_tokens", observation), ("max_action_tokens", action)):
         gym.make(TOMATO, **{argument: needed})
         roomier = gym.make(TOMATO, **{argument: needed + 5})
         assert needed + 5 in (roomier.observation_space.max_length, roomier.action_space.max_length)
-        with pytest.raises(ValueError, match=rf"{argument}={needed - 1} cannot hold .* {needed} tokens of 'embedded'"):
+        with pytest.raises(
+            ValueError, match=rf"{argument}={needed - 1} cannot hold .* at least {needed} for .*'embedded'"
+        ):
             gym.make(TOMATO, **{argument: needed - 1})
 
 
 @pytest.mark.parametrize("argument", ["max_observation_tokens", "max_action_tokens"])
 @pytest.mark.parametrize("length", [0, -1])
 @pytest.mark.parametrize("environment", ["door", "diary"])
-def test_lengths_below_one_are_refused(
+def test_lengths_below_one_are_rejected(
     argument: str, length: int, environment: str, request: pytest.FixtureRequest
 ) -> None:
     with pytest.raises(ValueError, match=f"{argument}={length}|must be at least 1, not {length}"):
@@ -139,12 +141,12 @@ def test_lengths_below_one_are_refused(
 
 
 def test_only_language_environments_can_be_wrapped() -> None:
-    with pytest.raises(ValueError, match="TokenEnv wraps a LanguageEnv, not CartPoleEnv"):
+    with pytest.raises(ValueError, match="TokenEnv wraps a LanguageEnv, not a CartPoleEnv"):
         TokenEnv(gym.make("CartPole-v1"))
 
 
 @pytest.mark.parametrize("spelling", ["chop", " chop", "  chop \n"])
-def test_phrase_counts_however_it_is_tokenized_and_spaced(spelling: str) -> None:
+def test_phrase_is_recognised_with_any_tokenization_and_outer_spaces(spelling: str) -> None:
     env = gym.make(TOMATO, max_action_tokens=20)
     space = env.action_space
     env.reset()
@@ -155,7 +157,7 @@ def test_phrase_counts_however_it_is_tokenized_and_spaced(spelling: str) -> None
         assert info["action_valid"] is True
 
 
-def test_what_follows_the_end_token_does_not_count() -> None:
+def test_tokens_after_the_end_token_are_ignored() -> None:
     env = gym.make(TOMATO, max_action_tokens=12)
     env.reset()
     action = env.action_space.encode("chop")
@@ -165,7 +167,7 @@ def test_what_follows_the_end_token_does_not_count() -> None:
     assert info["action_valid"] is True
 
 
-def test_smaller_integers_are_integers_too() -> None:
+def test_smaller_integer_dtypes_are_accepted() -> None:
     env = gym.make(TOMATO)
     env.reset()
     for dtype in (np.int16, np.int32, np.uint16):
@@ -173,7 +175,7 @@ def test_smaller_integers_are_integers_too() -> None:
         assert info["action_valid"] is True
 
 
-def test_bytes_that_are_no_text_are_an_unknown_phrase() -> None:
+def test_invalid_utf8_is_an_unknown_phrase() -> None:
     env = gym.make(TOMATO)
     env.reset()
     half = env.action_space.tokenizer.encode("\u00e9")[:1]  # the first of two bytes
@@ -181,8 +183,8 @@ def test_bytes_that_are_no_text_are_an_unknown_phrase() -> None:
     assert info["action_valid"] is False
 
 
-def test_observation_cache_does_not_outgrow_its_bounds(diary: LanguageEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lang_envs.tokens._CACHE_ENTRIES", 5)
+def test_observation_cache_is_bounded(diary: LanguageEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lang_envs.tokens.CACHE_ENTRIES", 5)
     environment = gym.make(TOMATO, interface="text").unwrapped
     assert isinstance(environment, LanguageEnv)
     env = TokenEnv(environment)
@@ -193,19 +195,19 @@ def test_observation_cache_does_not_outgrow_its_bounds(diary: LanguageEnv, monke
         observation, *_, info = env.step(env.action_space.encode(phrases[number * 7 % len(phrases)]))
         assert env.observation_space.decode(observation) == info["text"]
         seen.add(info["text"])
-        assert 0 < len(env._encoded_observations) <= 5
+        assert 0 < len(env.encoded_observations) <= 5
     assert len(seen) > 5
     env = TokenEnv(diary)
     env.reset(seed=0)
     for number in range(20):
         env.step(env.action_space.encode(f"entry {number}"))
-    assert not env._encoded_observations, "where anything can be said, hardly any observation comes twice"
+    assert not env.encoded_observations, "with free text as actions, observations are not cached"
 
 
 # ------------------------------------------------------------------------------------------------------ open-ended text
 
 
-def test_open_ended_environments_get_roomy_spaces(diary: LanguageEnv) -> None:
+def test_open_ended_environments_have_default_lengths(diary: LanguageEnv) -> None:
     env = TokenEnv(diary)
     assert (env.observation_space.max_length, env.action_space.max_length) == (1024, 128)
     observation, info = env.reset(seed=0)
@@ -213,7 +215,7 @@ def test_open_ended_environments_get_roomy_spaces(diary: LanguageEnv) -> None:
     assert "trimmed_tokens" not in info
 
 
-def test_free_text_arrives_character_by_character(diary: LanguageEnv) -> None:
+def test_free_text_reaches_the_environment_unchanged(diary: LanguageEnv) -> None:
     env = TokenEnv(diary)
     env.reset(seed=0)
     entry = "d\u00e9j\u00e0 vu,\n  \u4f60\u597d \U0001f955"
@@ -221,7 +223,7 @@ def test_free_text_arrives_character_by_character(diary: LanguageEnv) -> None:
     assert f"{entry} " in info["text"]
 
 
-def test_long_observations_lose_their_beginning_and_say_so(diary: LanguageEnv) -> None:
+def test_long_observations_lose_their_beginning_and_info_has_the_number_of_tokens(diary: LanguageEnv) -> None:
     env = TokenEnv(diary, max_observation_tokens=30)
     tokenizer = env.tokenizer
     _, info = env.reset(seed=0)

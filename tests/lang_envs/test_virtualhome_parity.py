@@ -1,4 +1,4 @@
-"""Every recorded transition of the source environment replays exactly."""
+"""Parity of VirtualHome: every recorded transition of the source environment replays exactly."""
 
 import gzip
 import json

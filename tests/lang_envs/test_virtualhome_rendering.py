@@ -1,4 +1,4 @@
-"""The floor plan and the picture show the state, and nothing but the state."""
+"""Tests of VirtualHome's rendering: the floor plan and the picture show the state."""
 
 import sys
 
@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lang_envs.virtualhome import TASKS, Task, Thing
+from lang_envs.virtualhome import TASKS, HouseholdTask, Thing
 from lang_envs.virtualhome.household import ROOMS, State
 from lang_envs.virtualhome.narration import action_phrases
 from lang_envs.virtualhome.rendering import CAPTION, CELL, COLUMNS, PLAN, ROWS, draw, write
@@ -14,7 +14,7 @@ from lang_envs.virtualhome.rendering import CAPTION, CELL, COLUMNS, PLAN, ROWS, 
 pytest.importorskip("PIL", reason="pictures need Pillow")
 
 TASK = TASKS["entertainment"]
-FULL = Task(
+FULL = HouseholdTask(
     "Fill the house.",
     [
         *(Thing(f"jar {n}", "shelf", ("grabbable",)) for n in range(3)),
@@ -28,14 +28,14 @@ FULL = Task(
 )
 
 
-def after(task: Task, *phrases: str) -> State:
+def after(task: HouseholdTask, *phrases: str) -> State:
     state, names = task.household.initial_state(), action_phrases(task.household)
     for phrase in phrases:
         state = task.household.perform(state, task.household.actions[names.index(phrase)])
     return state
 
 
-def situations(task: Task, limit: int = 60) -> list[State]:
+def example_states(task: HouseholdTask, limit: int = 60) -> list[State]:
     found = [task.household.initial_state()]
     for state in found:
         for action in task.household.actions:
@@ -45,8 +45,8 @@ def situations(task: Task, limit: int = 60) -> list[State]:
 
 
 @pytest.mark.parametrize("task", [TASK, TASKS["towel"], FULL], ids=["entertainment", "towel", "full"])
-def test_every_situation_has_its_own_plan_and_its_own_picture(task: Task) -> None:
-    states = situations(task)
+def test_every_state_has_its_own_plan_and_picture(task: HouseholdTask) -> None:
+    states = example_states(task)
     assert len({write(task, state) for state in states}) == len(states)
     assert len({draw(task, state).tobytes() for state in states}) == len(states)
 
@@ -65,7 +65,7 @@ def test_picture_is_uint8_with_a_caption_below() -> None:
 
 
 @pytest.mark.parametrize("room", range(4))
-def test_the_persons_room_is_light_and_the_others_shaded(room: int) -> None:
+def test_the_persons_room_is_light_and_the_others_are_dark(room: int) -> None:
     picture = draw(TASK, TASK.household.initial_state()._replace(room=room)).astype(int)
     brightness = {
         name: picture[(row + 1) * ROWS * CELL - 4, (column + 1) * COLUMNS * CELL - 4].sum()
@@ -76,7 +76,7 @@ def test_the_persons_room_is_light_and_the_others_shaded(room: int) -> None:
     assert lit > max(brightness.values()) + 100
 
 
-def test_plan_says_where_things_are_what_is_near_and_what_is_held() -> None:
+def test_plan_shows_places_near_things_and_held_things() -> None:
     task = TASKS["food-preparation"]
     held = write(task, after(task, "walk to the pancake", "grab the pancake", "walk to the microwave"))
     assert held.splitlines()[0] == task.instruction
@@ -89,8 +89,8 @@ def test_plan_says_where_things_are_what_is_near_and_what_is_held() -> None:
     assert "In hand: nothing" in done
 
 
-def test_what_is_held_is_drawn_in_hand_and_its_switch_is_said() -> None:
-    task = Task("Light it.", [Thing("lamp", "kitchen", ("grabbable", "switch"))], goal=["is_lamp_on"])
+def test_held_things_are_drawn_in_hand_with_their_switch() -> None:
+    task = HouseholdTask("Light it.", [Thing("lamp", "kitchen", ("grabbable", "switch"))], goal=["is_lamp_on"])
     near, held, lit = (
         after(task, *phrases)
         for phrases in (
@@ -106,7 +106,7 @@ def test_what_is_held_is_drawn_in_hand_and_its_switch_is_said() -> None:
     assert not any(np.array_equal(kitchen[1], other) for other in (kitchen[0], kitchen[2], bare))
 
 
-def test_the_person_stands_beside_what_is_near() -> None:
+def test_the_person_is_drawn_next_to_what_is_near() -> None:
     pictures = [draw(TASK, after(TASK, f"walk to the {snack}")).astype(int) for snack in ("chips", "milk")]
     first, second = (
         np.flatnonzero((picture[: ROWS * CELL, : COLUMNS * CELL] == (74, 111, 165)).all(-1).any(0)).mean()
@@ -133,7 +133,7 @@ def test_environments_render_in_the_mode_asked_for(interface: str) -> None:
     assert shown[None] is None
 
 
-def test_absent_pillow_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_pillow_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"pip install 'lang-envs\[render\]'"):
         draw(TASK, TASK.household.initial_state())

@@ -1,4 +1,4 @@
-"""The household's rules one by one, and what is said of it."""
+"""Tests of VirtualHome: each rule of the household, and the observations."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 import lang_envs  # noqa: F401  (registers the ids)
 from lang_envs import TokenEnv
-from lang_envs.virtualhome import TASKS, Task, Thing
+from lang_envs.virtualhome import TASKS, HouseholdTask, Thing
 from lang_envs.virtualhome.env import VirtualHomeEnv
 from lang_envs.virtualhome.household import HELD, ROOMS, Household, State
 from lang_envs.virtualhome.narration import action_phrases, narrate
@@ -27,7 +27,7 @@ HOME = Household(
 PHRASES = action_phrases(HOME)
 INDEX = {thing.name: i for i, thing in enumerate(HOME.things)}
 
-EVERYTHING = Task(
+EVERYTHING = HouseholdTask(
     "Put everything in order.",
     HOME.things,
     goal=["cup_on_table", "lamp_in_cupboard", "is_lamp_on", "not is_cupboard_open", "hold_spoons", "is_sit_bed"],
@@ -50,17 +50,17 @@ def test_nothing_is_near_or_in_hand_at_the_start_and_containers_are_closed() -> 
     assert seen == {"in_kitchen", "see_lamp", "see_cupboard", "see_table", "see_spoons", "spoons_on_table"}
 
 
-def test_walking_to_a_thing_leaves_the_person_near_it_alone() -> None:
+def test_after_walking_to_a_thing_the_person_is_near_it_only() -> None:
     state = do("walk to the table", "walk to the lamp")
     assert {field for field in sees(state) if field.startswith("close")} == {"close_to_lamp"}
 
 
-def test_walking_to_a_room_leaves_all_behind_but_what_is_held() -> None:
+def test_after_walking_to_a_room_the_person_is_near_held_things_only() -> None:
     state = do("walk to the lamp", "grab the lamp", "walk to the table", "walk to the bathroom")
     assert sees(state) == {"in_bathroom", "see_lamp", "close_to_lamp", "hold_lamp"}
 
 
-def test_what_is_in_a_closed_container_is_not_seen_and_what_is_in_an_open_one_is_near_with_it() -> None:
+def test_things_in_a_closed_container_are_not_seen_and_in_an_open_one_are_near_with_it() -> None:
     at_cupboard = do("walk to the cupboard")
     assert "see_cup" not in sees(at_cupboard)
     opened = do("open the cupboard", state=at_cupboard)
@@ -71,12 +71,12 @@ def test_what_is_in_a_closed_container_is_not_seen_and_what_is_in_an_open_one_is
     assert sees(closed) == sees(at_cupboard)
 
 
-def test_what_is_on_a_surface_is_not_near_because_the_surface_is() -> None:
+def test_things_on_a_near_surface_are_not_near() -> None:
     assert "close_to_spoons" not in sees(do("walk to the table"))
     assert "close_to_table" not in sees(do("walk to the spoons"))
 
 
-def test_what_was_just_put_on_a_surface_is_still_near() -> None:
+def test_thing_just_put_on_a_surface_is_still_near() -> None:
     state = do("walk to the lamp", "grab the lamp", "walk to the table", "put the lamp on the table")
     assert {"lamp_on_table", "close_to_lamp", "close_to_table"} <= sees(state)
     assert "hold_lamp" not in sees(state)
@@ -120,12 +120,12 @@ def test_two_hands_hold_two_things_and_then_nothing_can_be_grabbed_opened_or_swi
         (("walk to the bedroom", "walk to the bed", "sit on the bed"), "sit on the bed"),
     ],
 )
-def test_action_whose_need_is_not_met_changes_nothing(before: tuple[str, ...], phrase: str) -> None:
+def test_action_without_its_precondition_changes_nothing(before: tuple[str, ...], phrase: str) -> None:
     state = do(*before)
     assert do(phrase, state=state) == state
 
 
-def test_who_sits_faces_the_screen_of_the_room_and_stands_up_to_walk() -> None:
+def test_sitting_person_faces_the_screen_and_must_stand_up_to_walk() -> None:
     sitting = do("walk to the bedroom", "walk to the bed", "sit on the bed")
     assert {"is_sit_bed", "is_face_radio"} <= sees(sitting)
     up = do("stand up from the bed", "walk to the kitchen", state=sitting)
@@ -138,7 +138,7 @@ def test_switches_go_on_and_off() -> None:
     assert "is_lamp_on" not in sees(do("turn off the lamp", state=on))
 
 
-def test_closing_and_turning_off_take_a_free_hand_too() -> None:
+def test_closing_and_turning_off_need_a_free_hand() -> None:
     busy = do("walk to the cupboard", "open the cupboard", "walk to the lamp", "turn on the lamp", "grab the lamp")
     full = do("walk to the spoons", "grab the spoons", state=busy)
     assert do("turn off the lamp", state=full) == full
@@ -146,7 +146,7 @@ def test_closing_and_turning_off_take_a_free_hand_too() -> None:
     assert do("close the cupboard", state=at_cupboard) == at_cupboard
 
 
-def test_one_seat_at_a_time_and_screens_of_the_same_room_alone() -> None:
+def test_person_sits_on_one_seat_and_faces_screens_of_the_room_only() -> None:
     lounge = Household(
         (
             Thing("sofa", "living room", ("seat",)),
@@ -173,7 +173,7 @@ def test_one_seat_at_a_time_and_screens_of_the_same_room_alone() -> None:
     assert all(text.startswith("Rest. You are in the living room.") for text in texts)
 
 
-def test_menu_of_entertainment_has_the_oddities_of_the_source() -> None:
+def test_menu_of_entertainment_has_the_peculiarities_of_the_source() -> None:
     env = VirtualHomeEnv("entertainment")
     rooms = {"walk to the kitchen", "walk to the bathroom", "walk to the bedroom"}
 
@@ -200,7 +200,7 @@ def test_menu_of_entertainment_has_the_oddities_of_the_source() -> None:
     assert offered(*sofa, "sit on the sofa") == rooms, "no standing up"
 
 
-def test_menu_of_food_preparation_has_the_oddities_of_the_source() -> None:
+def test_menu_of_food_preparation_has_the_peculiarities_of_the_source() -> None:
     env = VirtualHomeEnv("food-preparation")
     env.reset(seed=0)
     env.step("walk to the pancake")
@@ -215,7 +215,7 @@ def test_menu_of_food_preparation_has_the_oddities_of_the_source() -> None:
     assert not {"grab the pancake", "walk to the pancake", "walk to the microwave"} & set(info["available_actions"])
 
 
-def test_goal_counts_what_is_out_of_sight() -> None:
+def test_goal_includes_things_that_are_not_seen() -> None:
     task = TASKS["food-preparation"]
     done = State(0, (len(ROOMS) + 1, 0))
     assert task.is_done(done)
@@ -226,7 +226,7 @@ def test_goal_counts_what_is_out_of_sight() -> None:
 # ------------------------------------------------------------------------------------------ every task, every state
 
 
-def reachable(task: Task) -> Iterator[State]:
+def reachable(task: HouseholdTask) -> Iterator[State]:
     household = task.household
     found = [household.initial_state()]
     known = set(found)
@@ -242,17 +242,19 @@ def reachable(task: Task) -> Iterator[State]:
 
 
 @pytest.mark.parametrize("task", [*TASKS.values(), EVERYTHING], ids=[*TASKS, "everything"])
-def test_situations_worded_alike_are_seen_alike_and_offer_the_same(task: Task) -> None:
+def test_states_with_equal_text_have_equal_symbolic_observations_and_available_actions(task: HouseholdTask) -> None:
     worded = defaultdict(set)
     for state in reachable(task):
         seen = task.household.observe(state)
-        worded[narrate(task.household, task.instruction, seen)].add((tuple(seen.values()), task.offered(state)))
+        worded[narrate(task.household, task.instruction, seen)].add(
+            (tuple(seen.values()), task.available_actions(state))
+        )
     assert len(worded) > 15
     assert {text: views for text, views in worded.items() if len(views) > 1} == {}
 
 
 @pytest.mark.parametrize("task", [*TASKS.values(), EVERYTHING], ids=[*TASKS, "everything"])
-def test_every_text_is_made_of_the_parts_and_something_is_always_offered(task: Task) -> None:
+def test_every_observation_consists_of_the_parts_and_some_phrase_is_always_available(task: HouseholdTask) -> None:
     env = VirtualHomeEnv(task)
     for state in reachable(task):
         text = narrate(task.household, task.instruction, task.household.observe(state))
@@ -261,10 +263,10 @@ def test_every_text_is_made_of_the_parts_and_something_is_always_offered(task: T
             rest = rest.removeprefix(max((choice for choice in part if rest.startswith(choice)), key=len))
         assert rest == ""
         assert text in env.observation_space
-        assert task.offered(state) or task.is_done(state)
+        assert task.available_actions(state) or task.is_done(state)
 
 
-def test_longest_choice_of_every_part_fits_the_token_space() -> None:
+def test_longest_text_of_every_part_fits_the_token_space() -> None:
     env = TokenEnv(VirtualHomeEnv(EVERYTHING))
     longest = "".join(max(part, key=len) for part in env.unwrapped.text_parts)
     space = env.observation_space
@@ -292,7 +294,7 @@ def test_longest_choice_of_every_part_fits_the_token_space() -> None:
         (do("walk to the bathroom"), " You are in the bathroom. Your hands are empty."),
     ],
 )
-def test_words_say_what_is_there(state: State, text: str) -> None:
+def test_observation_describes_the_state(state: State, text: str) -> None:
     assert narrate(HOME, "Tidy up.", HOME.observe(state)) == "Tidy up." + text
 
 
@@ -307,18 +309,18 @@ def test_fifty_steps_truncate_and_another_limit_can_be_set() -> None:
         assert ends == [(False, False)] * (limit - 1) + [(False, True)]
 
 
-def test_success_in_the_last_step_is_an_end_of_the_environment_not_of_time() -> None:
+def test_success_in_the_last_step_terminates_and_does_not_truncate() -> None:
     env = gym.make("VirtualHome-cheese-v0", interface="text", max_steps=6)
     env.reset(seed=0)
     plan = ("walk to the cheese", "grab the cheese", "walk to the microwave", "open the microwave",
             "put the cheese in the microwave", "close the microwave")  # fmt: skip
     assert [env.step(phrase)[1:4] for phrase in plan] == [(0.0, False, False)] * 5 + [(1.0, True, False)]
     for wrong in (0, 2.5, "5", True):
-        with pytest.raises(ValueError, match=r"max_steps: .* is not a whole number of at least 1"):
+        with pytest.raises(ValueError, match=r"max_steps=.* expected a whole number of at least 1"):
             VirtualHomeEnv("cheese", max_steps=wrong)
 
 
-def test_what_is_not_offered_takes_a_step_and_changes_nothing() -> None:
+def test_unavailable_phrase_takes_a_step_and_changes_nothing() -> None:
     env = gym.make("VirtualHome-entertainment-v0", interface="text")
     text, before = env.reset(seed=0)
     assert "walk to the kitchen" not in before["available_actions"]
@@ -328,7 +330,7 @@ def test_what_is_not_offered_takes_a_step_and_changes_nothing() -> None:
     assert info["available_actions"] == before["available_actions"]
 
 
-def test_copies_share_what_is_remembered_and_nothing_else() -> None:
+def test_copies_share_the_cache_and_nothing_else() -> None:
     import copy
     import pickle
 
@@ -336,16 +338,16 @@ def test_copies_share_what_is_remembered_and_nothing_else() -> None:
     env.reset(seed=0)
     env.step("walk to the cheese")
     for twin in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
-        assert twin._course is env._course
+        assert twin.cached is env.cached
         assert twin.step("grab the cheese")[0] != env.narrate()
 
 
-def test_what_is_remembered_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     import lang_envs.virtualhome.env as module
 
-    fresh, small = module.Course(EVERYTHING), module.Course(EVERYTHING)
+    fresh, small = module.CachedTask(EVERYTHING), module.CachedTask(EVERYTHING)
     states = list(reachable(EVERYTHING))[:300]
     expected = [(fresh.view(state), fresh.perform(state, 0)) for state in states]
-    monkeypatch.setattr(module, "_REMEMBERED", 50)
+    monkeypatch.setattr(module, "TRANSITIONS_CACHED", 50)
     assert [(small.view(state), small.perform(state, 0)) for state in states] == expected
-    assert max(len(small._views), len(small._outcomes)) <= 50
+    assert max(len(small.views), len(small.transitions)) <= 50
