@@ -15,6 +15,7 @@ AGENTS: dict[str, str] = {
     "rloo": "trainers.agents.critic_free:RLOO",
     "gigpo": "trainers.agents.critic_free:GiGPO",
     "softq": "trainers.agents.soft_q:SoftQ",
+    "dqn": "trainers.agents.dqn:DQN",
     "random": "trainers.agents.random:RandomAgent",
 }
 """Name of each agent of the suite, and its class as ``"module:Class"``."""

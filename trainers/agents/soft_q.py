@@ -50,11 +50,11 @@ class SoftQSettings(LanguageAgentSettings):
     """Temperature β in units of reward: the larger, the closer the policy stays to the base model."""
     critic_lr: float = setting(1e-3, above=0)
     """Learning rate of Q."""
-    critic_hidden: int = setting(256, least=1)
+    critic_hidden: int = setting(128, least=1)
     """Width of Q's hidden layers."""
-    batch_size: int = setting(256, least=1)
+    batch_size: int = setting(128, least=1)
     """Transitions of one update."""
-    updates_per_step: float = setting(0.25, above=0)
+    updates_per_step: float = setting(1.0, above=0)
     """Updates for each environment step."""
     target_rate: float = setting(0.02, above=0, most=1)
     """Share τ by which the target network moves towards Q in each update."""
@@ -105,39 +105,28 @@ class SoftQ(LanguageAgent):
         self.replay = Replay(own.replay_capacity)
         self._running: list[list[tuple[int, float, float]]] = []
 
+    def backup(self, prior: torch.Tensor, q: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the value of each group of choices from their prior log-probabilities and Q: β log Σ ρ exp(Q / β)."""
+        return self.settings.beta * log_sum_exp(prior + q / self.settings.beta, groups, count)
+
     def edge_log_probs(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
         """Return log π of each edge: the prior, reweighted by exp(Q / β) and normalised at each node; (E,)."""
         scores = trees.prior + q / self.settings.beta
         return scores - log_sum_exp(scores, trees.nodes, len(trees.features))[trees.nodes]
 
-    def action_values(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
-        """Return the value V of each query's root from Q of its candidates' last edges: (Q,)."""
-        return self._below(trees, q, trees.queries, len(trees.first_candidates))
+    def root_values(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
+        """Return V of each query's root from Q of the last edges of its candidates: (Q,)."""
+        return self.backup(_prior_of(trees, 0), q[trees.last_edges], trees.queries, len(trees.first_candidates))
 
-    def _below(self, trees: Trees, q: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
-        """Return β log Σ_a ρ(a) exp(Q(a) / β) over the candidates of each group."""
-        prior = torch.where(trees.paths >= 0, trees.prior[trees.paths], 0.0).sum(-1)
-        beta = self.settings.beta
-        return beta * log_sum_exp(prior + q[trees.last_edges] / beta, groups, count)
-
-    @torch.no_grad()
-    def targets(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
-        """Return what Q of each inner edge should be, from Q of the last edges below it: (E,).
-
-        Entries of last edges are Q itself.
-        """
+    def inner_targets(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
+        """Return what Q of each edge should be: V of the node after it, or Q itself for last edges; (E,)."""
         targets = q.clone()
-        length = trees.paths.shape[1]
-        for j in range(length - 1):
-            inner = trees.paths[:, j + 1] >= 0  # candidates of more than j + 1 tokens
-            edges = trees.paths[inner, j]
-            prior = torch.where(trees.paths[inner, j + 1 :] >= 0, trees.prior[trees.paths[inner, j + 1 :]], 0.0).sum(-1)
-            targets[edges] = self._soft(prior, q[trees.last_edges[inner]], edges, len(q))[edges]
+        for depth in range(trees.paths.shape[1] - 1):
+            below = trees.paths[:, depth + 1] >= 0  # candidates whose token at this depth is not the last one
+            edges, distinct = torch.unique(trees.paths[below, depth], return_inverse=True)[::-1]
+            prior = _prior_of(trees, depth + 1)[below]
+            targets[distinct] = self.backup(prior, q[trees.last_edges[below]], edges, len(distinct))
         return targets
-
-    def _soft(self, prior: torch.Tensor, q: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
-        beta = self.settings.beta
-        return beta * log_sum_exp(prior + q / beta, groups, count)
 
     @torch.no_grad()
     def policy_outputs(self, queries: Sequence[Query]) -> list[PolicyOutput]:
@@ -196,8 +185,8 @@ class SoftQ(LanguageAgent):
         place = torch.from_numpy(np.concatenate([query, next_query])).to(trees.prior.device)
         with torch.no_grad():
             target_q = self.target(trees)
-            values = torch.cat([self.action_values(trees, target_q), torch.zeros(1, device=target_q.device)])
-            inner = self.targets(trees, target_q)
+            values = torch.cat([self.root_values(trees, target_q), torch.zeros(1, device=target_q.device)])
+            inner = self.inner_targets(trees, target_q)
         size = own.batch_size
         reward, discount = (
             torch.from_numpy(column).float().to(target_q.device) for column in (batch.reward, batch.discount)
@@ -222,12 +211,20 @@ class SoftQ(LanguageAgent):
         metrics.add(q_loss=loss.item(), q_mean=outcome.mean().item(), critic_grad_norm=float(norm))
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"queries": self.table.state(), "replay": self.replay.state_dict()}
+        own = {"queries": self.table.state(), "replay": self.replay.state_dict(), "running": self._running}
+        return super().state() | own
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
         self.table.load_state(state["queries"])
         self.replay.load_state_dict(state["replay"])
+        self._running = state["running"]
+
+
+def _prior_of(trees: Trees, depth: int) -> torch.Tensor:
+    """Return the prior log-probability of each candidate's tokens from ``depth`` on: (C,)."""
+    rest = trees.paths[:, depth:]
+    return torch.where(rest >= 0, trees.prior[rest], 0.0).sum(-1)
 
 
 def log_sum_exp(values: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
