@@ -13,7 +13,6 @@ import torch
 
 import lang_envs
 import trainers
-from lang_envs import LanguageEnv, TokenEnv, Transition
 from trainers.groups import normalised
 from trainers.rollout import begin, collect
 
@@ -21,48 +20,19 @@ Envs = Callable[..., gym.vector.VectorEnv]
 NAMES = ("reinforce", "grpo", "rloo", "gigpo")
 
 
-class Chain(LanguageEnv):
-    """Three steps; "right" at each of them is worth 1 in the end, and takes two units of time."""
-
-    action_names = ("right", "go wrong")
-    discount = 0.9
-    text_parts = (tuple(f"step {n}" for n in range(4)),)
-    state_fields = ("count", "right")
-
-    def __init__(self) -> None:
-        super().__init__(max_text_length=16)
-        self.count, self.right = 0, True
-
-    def start(self, options: dict[str, Any]) -> None:
-        self.count, self.right = 0, True
-
-    def advance(self, action: int | str | None) -> Transition:
-        self.count += 1
-        self.right &= action == 0
-        over = self.count == 3
-        return Transition(float(over and self.right), over, False, {"primitive_steps": 2})
-
-    def narrate(self) -> str:
-        return f"step {self.count}"
-
-
-def chains(num_envs: int) -> gym.vector.VectorEnv:
-    return lang_envs.make_vec(lambda: TokenEnv(Chain()), num_envs)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_an_agent_learns_a_chain(name: str) -> None:
-    envs = chains(16)
+def test_an_agent_learns_a_chain(name: str, make_chains: Envs) -> None:
+    envs = make_chains(16)
     agent = trainers.make(name, envs, seed=0, actor_lr=3e-3, kl_threshold=None)
     lines = trainers.train(agent, envs, 16 * 6 * 12, rollout_steps=6)
     first, last = lines[0]["return"], lines[-1]["return"]
     assert first < 0.4 and last > 0.9 * 0.9**4
 
 
-def test_returns_count_the_environments_time_or_not() -> None:
+def test_returns_count_the_environments_time_or_not(make_chains: Envs) -> None:
     found = []
     for discounted in (True, False):
-        envs = chains(8)
+        envs = make_chains(8)
         agent = trainers.make("grpo", envs, seed=1, discount_returns=discounted)
         seen: list[np.ndarray] = []
         agent.advantages = lambda to_go, prompts, seen=seen: seen.extend(to_go) or np.zeros(sum(map(len, to_go)))
@@ -76,11 +46,11 @@ def test_returns_count_the_environments_time_or_not() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 5])
-def test_episodes_are_whole_however_rollouts_cut_them(cut: int) -> None:
+def test_episodes_are_whole_however_rollouts_cut_them(cut: int, make_chains: Envs) -> None:
     """Actions are taken by one policy (learning rate ~0), so that credit must not depend on the cuts."""
     found = []
     for steps in (6, cut):
-        envs = chains(4)
+        envs = make_chains(4)
         agent = trainers.make("reinforce", envs, seed=2, actor_lr=1e-30)
         lengths: list[int] = []
         agent.advantages = lambda to_go, prompts, lengths=lengths: (
@@ -94,11 +64,11 @@ def test_episodes_are_whole_however_rollouts_cut_them(cut: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_interrupted_run_has_the_same_metrics(name: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_has_the_same_metrics(name: str, tmp_path: Path, make_chains: Envs) -> None:
     def run(folder: str, *totals: int) -> list[dict[str, Any]]:
         lines = []
         for i, total in enumerate(totals):
-            envs = chains(4)
+            envs = make_chains(4)
             agent = trainers.make(name, envs, seed=3, actor_lr=1e-3)
             lines += trainers.train(agent, envs, total, run_dir=tmp_path / folder, rollout_steps=4, resume=i > 0)
         return [{k: v for k, v in line.items() if k != "timing"} for line in lines]
@@ -106,16 +76,16 @@ def test_an_interrupted_run_has_the_same_metrics(name: str, tmp_path: Path) -> N
     assert run("whole", 80) == run("cut", 32, 80)  # rollouts of 4 steps cut episodes of 3
 
 
-def test_without_a_finished_episode_nothing_is_learnt() -> None:
-    envs = chains(2)
+def test_without_a_finished_episode_nothing_is_learnt(make_chains: Envs) -> None:
+    envs = make_chains(2)
     agent = trainers.make("grpo", envs, seed=4)
     before = [parameter.clone() for parameter in agent.adapter]
     assert agent.learn(collect(agent, envs, begin(envs, seed=0), 2, discount=0.9)) == {"finished_episodes": 0.0}
     assert all(map(torch.equal, before, agent.adapter))
 
 
-def test_equal_returns_move_the_policy_by_the_entropy_bonus_alone() -> None:
-    envs = chains(4)
+def test_equal_returns_move_the_policy_by_the_entropy_bonus_alone(make_chains: Envs) -> None:
+    envs = make_chains(4)
     agent = trainers.make("grpo", envs, seed=5, entropy_coefficient=0.0, actor_lr=0.1)
     before = [parameter.clone() for parameter in agent.adapter]
     rollout = collect(agent, envs, begin(envs, seed=0), 3, discount=0.9)
@@ -124,8 +94,8 @@ def test_equal_returns_move_the_policy_by_the_entropy_bonus_alone() -> None:
     assert all(map(torch.equal, before, agent.adapter))
 
 
-def test_grpo_gives_all_tokens_of_an_episode_its_normalised_return() -> None:
-    envs = chains(8)
+def test_grpo_gives_all_tokens_of_an_episode_its_normalised_return(make_chains: Envs) -> None:
+    envs = make_chains(8)
     agent = trainers.make("grpo", envs, seed=6)
     batches = []
     agent.update = lambda batch: batches.append(batch) or {}
