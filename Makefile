@@ -1,9 +1,9 @@
-# `make help` explains. Everything happens in .venv, with the versions of constraints.txt.
+# `make help` lists the targets. All of them use .venv, with the versions of constraints.txt.
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# Only `make bench STEPS=...` counts: the environment may hold names like these for other reasons.
+# Only variables of make's command line count; environment variables of these names are ignored.
 OWN_PYTHON := $(filter command%,$(origin PYTHON))
 VARIABLES := ALGO ENV MODEL SEEDS STEPS DEVICE QUANTIZE ARGS RESUME RUNS SETS PYTHON PIP_OPTIONS
 $(foreach name,$(VARIABLES),$(if $(filter command%,$(origin $(name))),,$(eval override $(name) :=)))
@@ -11,8 +11,8 @@ override PYTHON := $(or $(PYTHON),python3)
 override PIP_OPTIONS := $(or $(PIP_OPTIONS),--quiet)
 override SETS := $(or $(SETS),balance-scale breast-w pharyngitis airlines health-insurance spaceship-titanic)
 
-# The shell gets what they hold through its environment ("$$NAME"), so that nothing in it is read as a command. Where
-# several words are meant ($$ARGS) they are separated by spaces; `set -f` leaves * and [ in them as they are.
+# The shell reads their values from its environment ("$$NAME"), so that no value is executed as a command. Values of
+# several words ($$ARGS) are split at spaces; `set -f` keeps * and [ as they are.
 export $(VARIABLES)
 OPTIONS = $(if $(ALGO),--algo "$$ALGO") $(if $(ENV),--env "$$ENV") $(if $(MODEL),--model "$$MODEL") \
 	$(if $(SEEDS),--seeds "$$SEEDS") $(if $(STEPS),--steps "$$STEPS") $(if $(DEVICE),--device "$$DEVICE") \
@@ -23,42 +23,48 @@ ALL_LEVELS := poad,ntpo,twosome
 UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"VirtualHome-{task}-v0" for task in tasks))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-generalization bench-datascicoding paper report throughput gpu-check test docs lint format clean
+.PHONY: help setup bench bench-generalization bench-datascicoding paper report render throughput gpu-check test docs lint format clean
 
 help:
-	@echo "make bench        compare agents; sets up what it needs, draws curves and a table into runs/"
-	@echo "    ALGO=poad,ntpo,twosome   agents: poad ntpo twosome random, or package.module:Class (default poad)"
-	@echo "    ENV=id                   world: $(BIN)/python -m lang_envs list (default Overcooked-tomato-salad-v0)"
+	@echo "make bench        train and compare agents; writes tables, figures and a page into runs/"
+	@echo "    ALGO=poad,ntpo,twosome   agents: poad ntpo twosome random, or package.module:Class (default: poad)"
+	@echo "    ENV=id                   environment (default: Overcooked-tomato-salad-v0)"
+	@echo "                             list: $(BIN)/python -m lang_envs list"
 	@echo "    MODEL=name               embedded (default), a Hugging Face name, or a folder"
-	@echo "    SEEDS=3  STEPS=16384     how many runs of each agent, and how long each (default: what the world takes)"
+	@echo "    SEEDS=3  STEPS=16384     runs of each agent, and environment steps of each run (default: by environment)"
 	@echo "    DEVICE=cpu  QUANTIZE=4bit"
-	@echo "    ARGS='--actor-lr 1e-4'   anything else: $(BIN)/python -m benchmarks run --help"
-	@echo "    RESUME=runs/...          go on with a run that was stopped"
+	@echo "    ARGS='--actor-lr 1e-4'   any other option: $(BIN)/python -m benchmarks run --help"
+	@echo "    RESUME=runs/...          resume a benchmark that was stopped, with its own options"
 	@echo "make bench-generalization"
-	@echo "                  train on food preparation, then play eight household tasks nothing was trained on"
+	@echo "                  train on food preparation, then evaluate on eight household tasks without training on them"
 	@echo "make bench-datascicoding"
-	@echo "                  write programs for SETS='balance-scale airlines ...', and put the best into one table"
-	@echo "make paper        run the paper's experiments, hours of them; ARGS='--quick', '--dry-run', '--only curves'"
+	@echo "                  train agents to write programs for SETS='balance-scale airlines ...'; one table of the best"
+	@echo "make paper        run the paper's experiments (hours); ARGS='--quick', '--dry-run', '--only curves'"
 	@echo "make report RUNS='runs/... runs/...'"
-	@echo "                  one HTML page of finished runs"
+	@echo "                  one HTML page of finished benchmarks"
+	@echo "make render       render the pages and figures of benchmarks/results again from the stored numbers"
+	@echo "make throughput   measure the speed of environments, credit, scoring and the sandbox"
+	@echo "make gpu-check    measure what needs a GPU (ten minutes); PYTHON=... uses that Python without set-up"
 	@echo "make test         run the tests"
 	@echo "make docs         build the documentation into docs/_build/html"
-	@echo "make throughput   measure the speed of the worlds, of credit, of packed against naive scoring, of the sandbox"
-	@echo "make gpu-check    measure what only a GPU can show, in ten minutes; PYTHON=... is used as it is, with no set-up"
-	@echo "make lint         ruff and mypy"
-	@echo "make format       let ruff put the code in order"
-	@echo "make clean        remove what was built (not runs/)"
+	@echo "make lint         check with ruff and mypy"
+	@echo "make format       format the code with ruff"
+	@echo "make clean        delete what was built (not runs/)"
 
 setup: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
-	@echo "Setting up $(VENV); the first time this takes a few minutes."
+	@echo "Setting up $(VENV); this takes a few minutes."
 	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	"$$PYTHON" -m venv $(VENV)
 	set -f; $(BIN)/python -m pip install $$PIP_OPTIONS -c constraints.txt -e ".[train,data,quantization,evaluation,render,tracking,docs,dev]"
 	@touch $@
 
+# A resumed benchmark keeps the options that it was started with.
+IGNORED = $(strip $(foreach name,ALGO ENV MODEL SEEDS STEPS DEVICE QUANTIZE,$(if $($(name)),$(name))))
+
 bench: $(INSTALLED)
+	$(if $(and $(RESUME),$(IGNORED)),@echo "error: RESUME keeps the options of the stopped benchmark: omit $(IGNORED)" >&2; exit 1)
 	set -f; $(BIN)/python -m benchmarks $(if $(RESUME),resume "$$RESUME" $$ARGS,run $(OPTIONS))
 
 bench-generalization: override ALGO := $(or $(ALGO),$(ALL_LEVELS))
@@ -80,6 +86,9 @@ paper: $(INSTALLED)
 report: $(INSTALLED)
 	$(BIN)/python -m benchmarks report $$RUNS $$ARGS
 
+render: $(INSTALLED)
+	$(BIN)/python -m benchmarks render benchmarks/results $$ARGS
+
 throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.environments
 	$(BIN)/python -m benchmarks.throughput.credit
@@ -89,13 +98,13 @@ throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.sandbox
 	$(BIN)/python -m benchmarks.throughput.large
 
-# The Python that is named must have torch and what `pip install '.[train]'` needs; parts that lack a package are skipped.
+# PYTHON=... needs torch and the packages of `pip install '.[train]'`; parts whose packages are missing are skipped.
 ifeq ($(OWN_PYTHON),)
 gpu-check: $(INSTALLED)
-	set -f; $(BIN)/python -m benchmarks.gpu_check $$ARGS
+	set -f; $(BIN)/python -m benchmarks.throughput.gpu_check $$ARGS
 else
 gpu-check:
-	set -f; "$$PYTHON" -m benchmarks.gpu_check $$ARGS
+	set -f; "$$PYTHON" -m benchmarks.throughput.gpu_check $$ARGS
 endif
 
 test: $(INSTALLED)

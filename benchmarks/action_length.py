@@ -1,9 +1,9 @@
-"""The same actions in few tokens or many: tokenizers that differ in that alone, and a base model for each.
+"""Tokenizers with short and long actions in tokens, each with a base model of its own.
 
-What a discount inside an action does grows with the action's length in tokens (arXiv 2405.15821, section 4.2). So the
-same environment is trained in with whole phrases as single tokens, with the embedded tokenizer's parts of words, and letter
-by letter; the models have one shape, smaller than the embedded one's, for letters make prompts long, and have read the
-same random play, each in its own tokens.
+The effect of a discount inside an action grows with the number of its tokens (arXiv 2405.15821, section 4.2). Agents
+are trained in the same environment with whole phrases as single tokens, with subwords of the embedded tokenizer, and
+with single characters. The base models have one shape, smaller than the embedded model (characters make prompts long),
+and are pre-trained on the same text in their own tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import gymnasium as gym
 import tokenizers
 from tokenizers import AddedToken, models
 
-from benchmarks.cell import refuse_another
+from benchmarks.runs import refuse_another
 from lang_envs.assets import TOKENIZER_FILE
 from lang_envs.assets.train_tokenizer import SPECIAL_TOKENS
 from lang_envs.files import read_object
@@ -28,7 +28,7 @@ QUICK = replace(READING, steps=10, env_steps=500)
 
 
 def tokenizer_of(granularity: str, env_id: str) -> tokenizers.Tokenizer:
-    """A tokenizer whose tokens are whole phrases of an environment, parts of words, or single bytes."""
+    """Return a tokenizer whose tokens are whole phrases of an environment, subwords, or single bytes."""
     backend = tokenizers.Tokenizer.from_file(str(TOKENIZER_FILE))
     if granularity == "phrases":
         phrases = gym.make(env_id, interface="text").unwrapped.get_wrapper_attr("action_names")
@@ -42,19 +42,19 @@ def tokenizer_of(granularity: str, env_id: str) -> tokenizers.Tokenizer:
 
 
 def base_model(granularity: str, env_id: str, folder: Path, reading: PretrainingSettings) -> None:
-    """Make a folder with a model that speaks such tokens, which takes minutes; nothing where it is there already.
+    """Pre-train a base model with such tokens into a folder, which takes minutes; do nothing if the folder exists.
 
     Raises
     ------
     ValueError
-        If the one that is there has read in another way; names what differs.
+        If the existing model was pre-trained in another way; names what differs.
     """
     if folder.exists():
         made = read_object(folder / "pretraining.json")
         asked = {name: value for name, value in asdict(reading).items() if name != "output"}
         refuse_another(folder, {name: made.get(name) for name in asked}, asked)
         return
-    print(f"a base model whose tokens are {granularity}, in {folder}", flush=True)
+    print(f"pre-training a base model with {granularity} as tokens in {folder}", flush=True)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)

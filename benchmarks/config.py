@@ -1,4 +1,4 @@
-"""What a benchmark is told, from the command line or from a run's folder."""
+"""The options of a benchmark, from the command line or from the folder of its runs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import dataclasses
 import difflib
 import inspect
 import json
-import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import gymnasium as gym
 import tyro
 
-from benchmarks.presets import WIDE, Usual, preset_settings, usual
+from benchmarks.agent_spec import AgentSpec
+from benchmarks.presets import WIDE, RunDefaults, preset_settings, run_defaults
 from benchmarks.stored import typed
 from lang_envs import ENVIRONMENTS, load_tokenizer
 from lang_envs.files import read_json, write_atomically
 from lang_envs.registration import TEMPLATES, named_value
 from trainers.agents import AGENTS, agent_class
-from trainers.agents.settings import Settings, TokenLevelSettings, resolve
 from trainers.language_model import resolve_device
 from trainers.rollout import token_space
+from trainers.settings import resolve
 
-_MOST = {
+_MAXIMA = {
     "seeds": 10_000,
     "steps": 10**12,
     "num_envs": 65_536,
@@ -34,39 +35,79 @@ _MOST = {
     "checkpoint_every": 10**9,
     "workers": 4_096,
 }
-"""The largest numbers that are taken for meant."""
+"""Larger numbers are refused as typing errors."""
 _ENTRY_POINT = "entry_point"
-"""With this argument of ``make_env``, an option would name a module to import."""
+"""Argument of ``make_env`` that names a module to import; refused as an option."""
 
 
-def _overrides_type() -> type[Any]:
-    """Every setting of every agent as an option, unset unless given."""
-    documented = docstring_parser.parse_from_object(Settings).params + (
-        docstring_parser.parse_from_object(TokenLevelSettings).params
-    )
-    help_of = {parameter.arg_name: parameter.description for parameter in documented}
-    set_elsewhere = ("seed", "device")
+def _agent_options_type() -> type[Any]:
+    """Make a dataclass of all settings of the agents in :data:`AGENTS`, each unset (None) unless given."""
+    hints: dict[str, Any] = {}
+    helps: dict[str, str] = {}
+    defaults: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for name in AGENTS:
+        if (kind := getattr(agent_class(name), "settings_type", None)) is None:
+            continue
+        for parent in kind.__mro__[:-1]:
+            documented = docstring_parser.parse_from_object(parent).params
+            texts = {found.arg_name: " ".join((found.description or "").split()) for found in documented}
+            helps = {name: text for name, text in texts.items() if text} | helps
+        hints |= get_type_hints(kind)
+        embedded, other = resolve(kind, "embedded", {}), resolve(kind, "a model", {})
+        for own in dataclasses.fields(kind):
+            defaults.setdefault(own.name, {})[name] = getattr(embedded, own.name), getattr(other, own.name)
     fields = [
         (
-            setting.name,
+            name,
             Annotated[
-                eval(str(setting.type)) | None,
-                tyro.conf.arg(help=help_of.get(setting.name), help_behavior_hint="(default: the agent's)"),
+                hints[name] | None,
+                tyro.conf.arg(help=helps[name], help_behavior_hint=_default_text(own), metavar=_metavar(hints[name])),
             ],
             field(default=None),
         )
-        for setting in dataclasses.fields(TokenLevelSettings)
-        if setting.name not in set_elsewhere
+        for name, own in defaults.items()
+        if name not in ("seed", "device")  # options of all runs
     ]
-    made = dataclasses.make_dataclass("AgentOverrides", fields, frozen=True)
-    made.__module__ = __name__  # where pickle finds it
+    made = dataclasses.make_dataclass("AgentOptions", fields, frozen=True)
+    made.__module__ = __name__  # where pickle looks for it
     return made
 
 
+def _default_text(defaults: dict[str, tuple[Any, Any]]) -> str:
+    """Describe a setting's default: by agent and by model, where they differ."""
+
+    if all(value is None for pair in defaults.values() for value in pair):
+        return ""  # the help text says what None means
+
+    def by_agent(values: dict[str, Any]) -> str:
+        agents: dict[str, list[str]] = {}
+        for agent, value in values.items():
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            agents.setdefault(shown, []).append(agent)
+        if len(agents) == 1:
+            return next(iter(agents))
+        return ", ".join(f"{shown} ({' '.join(names)})" for shown, names in agents.items())
+
+    embedded, other = (by_agent({agent: pair[k] for agent, pair in defaults.items()}) for k in (0, 1))
+    return f"(default: {embedded})" if embedded == other else f"(default: {embedded}; other models: {other})"
+
+
+def _metavar(hint: Any) -> str:
+    """Name a setting's type in --help."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind not in (type(None), Ellipsis)]
+    name = "|".join("{True,False}" if kind is bool else kind.__name__.upper() for kind in kinds)
+    return f"{name} [{name} ...]" if get_origin(hint) is tuple else name
+
+
 if TYPE_CHECKING:
-    AgentOverrides = Any
+    AgentOptions = Any
 else:
-    AgentOverrides = _overrides_type()
+    AgentOptions = _agent_options_type()
+
+
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+OptionalText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+"""Types of options whose help text says what the default is."""
 
 
 @dataclass(frozen=True)
@@ -74,99 +115,99 @@ class BenchmarkConfig:
     """Compare agents in one environment."""
 
     algo: str = "poad"
-    """Agents, separated by commas: poad, ntpo, twosome, random, or package.module:Class; settings of one of them alone
-    stand behind it in brackets: poad[sampling=candidates],ntpo[gamma_token=0.9]."""
+    """Agents, separated by commas: poad, ntpo, twosome, random, or package.module:Class. Settings of one agent follow
+    it in brackets: poad[sampling=candidates],ntpo[gamma_token=0.9]."""
     env: str = "Overcooked-tomato-salad-v0"
-    """Id of the environment (python -m lang_envs list), or module:Id of one that a module registers."""
+    """Id of the environment (list: python -m lang_envs list), or module:Id if a module of yours registers it."""
     env_set: tuple[str, ...] = ()
     """Arguments of the environment, each name=value, such as task=chores.yaml for VirtualHome-v0."""
-    model: str | None = None
-    """embedded (the default), a Hugging Face name, or a folder."""
+    model: OptionalText = None
+    """embedded (default), a Hugging Face name, or a folder."""
     seeds: int = 3
-    """How many runs of each agent, each with a seed of its own."""
+    """Number of runs of each agent; each run has its own seed."""
     first_seed: int = 0
-    """The first of these seeds; the others follow it."""
-    steps: int | None = None
-    """Decisions of each run, over all its environments, rounded up to whole rollouts (by default what the environment takes:
-    mostly 16,384)."""
-    num_envs: int | None = None
-    """Environments of each run (by default what suits the environment: mostly 4)."""
-    rollout_steps: int | None = None
-    """Decisions in each environment between two updates (by default what suits the environment: mostly 64)."""
+    """Seed of the first run; the next run has the next number."""
+    steps: OptionalInt = None
+    """Environment steps of each run, summed over its parallel environments; rounded up to whole rollouts (default:
+    depends on the environment, mostly 16,384)."""
+    num_envs: OptionalInt = None
+    """Parallel environments of each run (default: depends on the environment, mostly 4)."""
+    rollout_steps: OptionalInt = None
+    """Steps in each environment between two updates (default: depends on the environment, mostly 64)."""
     eval_episodes: int = 100
-    """Episodes that each trained agent plays at the end."""
+    """Evaluation episodes of each trained agent, sampled and greedy each."""
     transfer: tuple[str, ...] = ()
-    """Ids of further environments, which every agent plays before and after its training, learning nothing in them."""
+    """Ids of further environments. Every agent is evaluated on them before and after training; it is not trained on
+    them."""
     checkpoint_every: int = 1
     """Updates between two checkpoints."""
     preset: Literal["default", "paper", "paper-wide"] = "default"
-    """Hyper-parameters: the suite's own, the paper's for 7B models, or, for DataSciCoding, the paper's with rollouts of
-    128 environments × 1 step, whose texts are generated in one batch."""
-    device: str | None = None
-    """auto (the default: a GPU where there is one), cpu, cuda, cuda:N."""
-    workers: int | None = None
-    """Runs at the same time; by default one for each core, or one on a GPU."""
+    """Hyper-parameters: default (this project's), paper (the paper's for 7B models), or paper-wide (the paper's, with
+    rollouts of 128 environments and 1 step; DataSciCoding only)."""
+    device: OptionalText = None
+    """auto (default: a GPU if there is one), cpu, cuda, cuda:N."""
+    workers: OptionalInt = None
+    """Runs at the same time (default: one for each CPU core; one on a GPU)."""
     runs_dir: Path = Path("runs")
-    """Where the run's folder is made."""
-    agent: AgentOverrides = field(default_factory=AgentOverrides)
-    """Settings of the agents."""
+    """Where the folder of this benchmark is made."""
+    agent: AgentOptions = field(default_factory=AgentOptions)
+    """Settings of all agents; agents without a setting of that name refuse it."""
 
     def check(self) -> None:
-        """Refuse what cannot be run, before anything is.
+        """Refuse what cannot be run, before anything runs.
 
         Raises
         ------
         ValueError
-            Naming the option, its value, and what is known.
+            Naming the option, its value, and what was expected.
         """
         if not self.embedded:
             load_tokenizer(self.model)
         resolve_device(self.device or "auto")
         self.check_values()
-        for algo in self.algos:
-            self._check_agent(algo, agent_class(parse_variant(algo)[0]))
+        for spec in self.agents:
+            self._check_agent(spec, agent_class(spec.algorithm))
         made_env(self.env, self.env_options)
         for env in self.transfer:
             made_env(env, self.tokenizer_options)
 
     def check_values(self) -> None:
-        """Refuse values that make no sense, without making or importing anything that they name.
+        """Refuse values out of range, without making or importing what they name.
 
         Raises
         ------
         ValueError
-            Naming the option and its value.
+            Naming the option, its value, and what was expected.
         """
         if self.first_seed < 0:
             raise ValueError(f"first_seed={self.first_seed} must not be negative")
-        if not self.algos:
-            raise ValueError("algo='' names no agent")
-        folders = [variant_folder(algo) for algo in self.algos]
+        if not self.agents:
+            raise ValueError("algo='' names no agent; expected for example algo='poad,ntpo'")
+        folders = [spec.folder for spec in self.agents]
         if twice := {folder for folder in folders if folders.count(folder) > 1}:
             raise ValueError(f"algo={self.algo!r} names {', '.join(sorted(twice))} more than once")
-        for algo in self.algos:
-            name, _ = parse_variant(algo)
-            if name in AGENTS:
-                self._check_agent(algo, agent_class(name))
-        for name, most in _MOST.items():
+        for spec in self.agents:
+            if spec.algorithm in AGENTS:
+                self._check_agent(spec, agent_class(spec.algorithm))
+        for name, most in _MAXIMA.items():
             if (value := getattr(self, name)) is not None and not 1 <= value <= most:
                 raise ValueError(f"{name}={value} must be at least 1" + f" and at most {most:,}" * (value > most))
         _ = self.env_arguments
 
-    def _check_agent(self, algo: str, kind: type[Any]) -> None:
-        name, _ = parse_variant(algo)
-        if settings := getattr(kind, "settings_type", None):
-            options = self.agent_options(algo, self.first_seed)
-            resolve(settings, options.pop("model", "embedded"), options)
-        elif name in AGENTS and (given := self.agent_options(algo, 0).keys() - {"seed"}):
-            raise ValueError(f"the agent {name!r} has no {', '.join(sorted(given))}")
+    def _check_agent(self, spec: AgentSpec, kind: type[Any]) -> None:
+        options = self.agent_options(spec, self.first_seed)
+        name = spec.algorithm
+        if settings_type := getattr(kind, "settings_type", None):
+            resolve(settings_type, options.pop("model", "embedded"), options)
+        elif name in AGENTS and (given := options.keys() - {"seed"}):
+            raise ValueError(f"agent {name!r} has no setting {', '.join(sorted(given))}")
         elif name not in AGENTS and callable(kind):
             parameters = inspect.signature(kind).parameters
             takes_all = any(own.kind is own.VAR_KEYWORD for own in parameters.values())
-            if not takes_all and (given := self.agent_options(algo, 0).keys() - parameters.keys() - {"seed"}):
+            if not takes_all and (given := options.keys() - parameters.keys() - {"seed"}):
                 raise ValueError(
-                    f"the agent {name!r} takes no {', '.join(sorted(given))}; settings of one agent stand behind it in "
-                    "brackets: poad[epochs=2]"
+                    f"agent {name!r} takes no {', '.join(sorted(given))}; put settings of one agent in brackets after "
+                    "it: poad[epochs=2]"
                 )
 
     @property
@@ -175,49 +216,50 @@ class BenchmarkConfig:
         return self.model in (None, "embedded")
 
     @property
-    def usual(self) -> Usual:
-        """How long and over how many environments: as given, or as the environment takes with the embedded model."""
-        suited = WIDE if self.preset == "paper-wide" else Usual()
+    def run_defaults(self) -> RunDefaults:
+        """Length and size of a run: as given, else the environment's defaults; steps in whole rollouts."""
+        found = WIDE if self.preset == "paper-wide" else RunDefaults()
         if self.preset == "default" and self.embedded:
-            suited = usual(self.env)
+            found = run_defaults(self.env)
         given = {name: getattr(self, name) for name in ("steps", "num_envs", "rollout_steps")}
-        found = suited._replace(**{name: value for name, value in given.items() if value is not None})
+        found = found._replace(**{name: value for name, value in given.items() if value is not None})
         rollout = found.num_envs * found.rollout_steps
         return found._replace(steps=-(-found.steps // rollout) * rollout)
 
-    @property
-    def algos(self) -> tuple[str, ...]:
-        """Agents with their own settings, as they were given; commas in brackets separate nothing."""
-        return tuple(found.strip() for found in _split_outside_brackets(self.algo) if found.strip())
+    @cached_property
+    def agents(self) -> tuple[AgentSpec, ...]:
+        """The agents that ``algo`` names."""
+        return AgentSpec.parse_list(self.algo)
 
-    def agent_options(self, algo: str, seed: int) -> dict[str, Any]:
-        """What an agent's class is called with: the preset, what was given for all, what was given for it, the seed."""
-        name, own = parse_variant(algo)
-        if name == "random":
-            return own | {"seed": seed}
+    def agent_options(self, spec: AgentSpec, seed: int) -> dict[str, Any]:
+        """Return keyword arguments of an agent's class: the preset, options of all agents, its own, the seed."""
+        if spec.algorithm == "random":
+            return {**spec.settings, "seed": seed}
         given = {option: value for option, value in dataclasses.asdict(self.agent).items() if value is not None}
         given |= {option: getattr(self, option) for option in ("model", "device") if getattr(self, option) is not None}
-        preset = preset_settings(self.preset, self.env, name) | self.usual.settings if name in AGENTS else {}
-        return preset | given | own | {"seed": seed}
+        preset: dict[str, Any] = {}
+        if spec.algorithm in AGENTS:
+            preset = preset_settings(self.preset, self.env, spec.algorithm) | self.run_defaults.settings
+        return {**preset, **given, **spec.settings, "seed": seed}
 
     @property
     def tokenizer_options(self) -> dict[str, Any]:
-        """The environments speak the model's tokenizer."""
+        """Environments use the model's tokenizer."""
         return {} if self.embedded else {"tokenizer": self.model}
 
     @property
     def env_options(self) -> dict[str, Any]:
-        """What the environment that is trained in is made with."""
+        """Keyword arguments of the training environment."""
         return self.tokenizer_options | self.env_arguments
 
     @property
     def env_arguments(self) -> dict[str, Any]:
-        """The same without the tokenizer.
+        """Keyword arguments of the training environment without the tokenizer.
 
         Raises
         ------
         ValueError
-            If an option is not one of the environment, but of how its class is found.
+            If an argument is not one of the environment, but of how its class is imported.
         """
         options = dict(map(named_value, self.env_set))
         if _ENTRY_POINT in options:
@@ -226,21 +268,22 @@ class BenchmarkConfig:
 
     @property
     def modules(self) -> dict[str, str]:
-        """Modules that are imported to make agents and environments, by the names that ask for them."""
-        names = [*(parse_variant(algo)[0] for algo in self.algos), self.env, *self.transfer]
+        """Modules that must be imported for agents and environments, by the name that needs them."""
+        names = [*(spec.algorithm for spec in self.agents), self.env, *self.transfer]
         return {name: name.partition(":")[0] for name in names if ":" in name}
 
     def save(self, path: Path) -> None:
+        """Write the configuration as JSON."""
         write_atomically(path, json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> BenchmarkConfig:
-        """A configuration from a run's folder, of which nothing is made or imported.
+        """Read a configuration; nothing that it names is made or imported.
 
         Raises
         ------
         ValueError
-            If it is damaged, or of another version; names the file.
+            If the file is damaged, or of another version; names the file.
         """
         config = typed(cls, read_json(path), str(path), optional=("transfer", "env_set"))
         try:
@@ -250,55 +293,13 @@ class BenchmarkConfig:
         return config
 
 
-def parse_variant(algo: str) -> tuple[str, dict[str, Any]]:
-    """An agent's name, and the settings in brackets behind it.
-
-    Raises
-    ------
-    ValueError
-        If what stands in brackets is not of the form name=value,name=value.
-    """
-    name, bracket, inside = algo.partition("[")
-    if bool(bracket) != algo.endswith("]"):
-        raise ValueError(f"in {algo!r} a bracket is missing")
-    own: dict[str, Any] = {}
-    for pair in filter(None, _split_outside_brackets(inside[:-1])):
-        try:
-            setting, value = named_value(pair)
-        except ValueError as error:
-            raise ValueError(f"in {algo!r}, {error}") from None
-        if setting in own:
-            raise ValueError(f"in {algo!r}, {setting} is set twice")
-        own[setting] = value
-    if elsewhere := own.keys() & {"seed", "model", "tokenizer", "device"}:
-        raise ValueError(f"{', '.join(elsewhere)} in {algo!r} is set for all agents alike, not in brackets")
-    return name.strip(), own
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    """The parts between commas that stand in no brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "[(") - (character in "])")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
-
-
-def variant_folder(algo: str) -> str:
-    """The folder of an agent's runs."""
-    return re.sub(r"[^\w.=,-]+", ".", algo).strip(".")
-
-
 def made_env(env: str, options: dict[str, Any]) -> gym.Env:
-    """An environment that was made and closed again, to be asked what it is and to hear what is wrong with it.
+    """Make an environment and close it, for its properties or its error.
 
     Raises
     ------
     ValueError
-        If it cannot be made, or has no token space.
+        If it cannot be made, or has no token action space.
     """
     try:
         made = gym.make(env, **options)
@@ -308,8 +309,8 @@ def made_env(env: str, options: dict[str, Any]) -> gym.Env:
     except ImportError as error:
         module = env.partition(":")[0]
         raise ValueError(
-            f"env={env!r}: the module {module!r} cannot be imported: {error.__cause__ or error} (one of your own is "
-            "found where PYTHONPATH names its folder: PYTHONPATH=. make bench ...)"
+            f"env={env!r}: the module {module!r} cannot be imported: {error.__cause__ or error} (for a module of your "
+            "own, set PYTHONPATH to its folder: PYTHONPATH=. make bench ...)"
         ) from error
     except (gym.error.Error, TypeError, FileNotFoundError) as error:
         known = env in ENVIRONMENTS or env in TEMPLATES
@@ -319,7 +320,8 @@ def made_env(env: str, options: dict[str, Any]) -> gym.Env:
 
 
 def unknown(kind: str, name: str, known: Any) -> str:
-    """An error text that names the nearest of the known names, and all of them."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    """Return an error text with the nearest known names and the command that lists all."""
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"no {kind} {name!r}.{hint} Known are: {', '.join(known)}"
+    others = f" Similar: {', '.join(near[1:])}." if near[1:] else ""
+    return f"there is no {kind} {name!r}.{hint}{others} List all: python -m lang_envs list"

@@ -1,4 +1,4 @@
-"""The live display of a benchmark: a line for each run, read from the metrics that the runs write."""
+"""The live display of a benchmark: a line for each run, read from the files that the runs write."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from benchmarks.cell import PLAN_FILE, Cell
+from benchmarks.runs import RUN_FILE, Run
 from benchmarks.stored import require_numbers
-from lang_envs.files import parse_json
-from trainers.loop import METRICS_FILE
+from benchmarks.worker import EVALUATION_FILE
+from lang_envs.files import parse_json, read_text
+from trainers.metrics import METRICS_FILE
 
 _SECONDS_BETWEEN_LINES = 15.0
-_FEW = 12  # runs that all have room on a screen
+_FEW = 12  # runs that fit on a screen
+_MAX_LINE = 1_000
 
 
 class Display:
-    """Bars where there is a terminal; where there is none, plain lines every 15 seconds.
+    """Progress bars in a terminal; elsewhere plain lines every 15 seconds.
 
-    Of many runs it shows those that go on, and how much of all is done.
+    With more than 12 runs, it shows those that are running and the progress of all.
     """
 
-    def __init__(self, cells: Sequence[Cell], console: Console) -> None:
+    def __init__(self, runs: Sequence[Run], console: Console) -> None:
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -41,14 +43,14 @@ class Display:
             expand=True,
             speed_estimate_period=20,
         )
-        self._few = len(cells) <= _FEW
-        self._all = self._progress.add_task("all", total=len(cells), numbers="runs", visible=not self._few)
-        self._tasks: dict[Cell, TaskID] = {}
-        self._shares: dict[Cell, float] = {}
-        for cell in cells:
-            self._tasks[cell] = self._progress.add_task(
-                escape(self._name(cell)),  # brackets are markup to rich
-                total=cell.config.usual.steps,
+        self._few = len(runs) <= _FEW
+        self._all = self._progress.add_task("all", total=len(runs), numbers="runs", visible=not self._few)
+        self._tasks: dict[Run, TaskID] = {}
+        self._shares: dict[Run, float] = {}
+        for run in runs:
+            self._tasks[run] = self._progress.add_task(
+                escape(self._name(run)),  # rich reads brackets as markup
+                total=run.config.run_defaults.steps,
                 start=False,
                 numbers="waiting",
                 visible=self._few,
@@ -67,40 +69,41 @@ class Display:
         self.update(last=True)
         self._progress.stop()
 
-    def _name(self, cell: Cell) -> str:
-        return cell.name if self._few else f"{cell.folder.name}: {cell.name}"
+    def _name(self, run: Run) -> str:
+        return run.name if self._few else f"{run.folder.name}: {run.name}"
 
     def update(self, *, last: bool = False) -> None:
-        """Read how far every run is; the ``last`` time everything is printed that was not."""
+        """Read the progress of every run; with ``last``, print all lines that have changed."""
         plain = []
-        for cell, task in self._tasks.items():
-            if self._shares.get(cell) == 1 and not self._few:
+        for run, task in self._tasks.items():
+            if self._shares.get(run) == 1 and not self._few:
                 continue
-            line = _last_metrics(cell.path / METRICS_FILE)
+            line = last_metrics(run.path / METRICS_FILE)
             if line is None:
-                if (cell.path / PLAN_FILE).exists():
+                if (run.path / RUN_FILE).exists():
                     self._progress.update(task, numbers="starting")
                 continue
             if not self._progress.tasks[task].started:
                 self._progress.start_task(task)
-            result = cell.result
+            result = run.result
             if result is None:
                 ended = "recent_return" in line
-                numbers = f"return {line['recent_return']:+.3f} " if ended else "no episode ended yet "
+                numbers = f"return {line['recent_return']:+.3f} " if ended else "no episode has ended yet "
                 numbers += f"success {line['recent_success']:4.0%} " if ended else ""
-                over = line["step"] >= cell.config.usual.steps
-                numbers += "evaluating" if over else f"{line['timing']['steps_per_second']:4.0f} steps/s"
+                over = line["step"] >= run.config.run_defaults.steps
+                numbers += evaluation(run) if over else f"{line['timing']['steps_per_second']:4.0f} steps/s"
             else:
-                numbers = f"return {result['sampled']['return']:+.3f} success {result['sampled']['success']:4.0%} done"
+                numbers = f"return {result['sampled']['return']:+.3f} success {result['sampled']['success']:4.0%} "
+                numbers += "done" if run.finished else evaluation(run)
             if "best_score_step" in line:
                 numbers += f" best {line['best_score']:.4f} (by step {line['best_score_step']:,})"
-            total = cell.config.usual.steps
+            total = run.config.run_defaults.steps
             completed = min(line["step"], total)
-            self._shares[cell] = 1 if cell.finished else 0.99 * completed / total
+            self._shares[run] = 1 if run.finished else 0.99 * completed / total
             self._progress.update(
-                task, completed=completed, numbers=numbers, visible=self._few or self._shares[cell] < 1
+                task, completed=completed, numbers=numbers, visible=self._few or self._shares[run] < 1
             )
-            plain.append(f"{self._name(cell)}: {completed:,}/{total:,} steps, {numbers}")
+            plain.append(f"{self._name(run)}: {completed:,}/{total:,} steps, {numbers}")
         plain.append(self._overall())
         due = time.monotonic() - self._last_time > _SECONDS_BETWEEN_LINES
         if (due or last) and not self._console.is_terminal:
@@ -111,7 +114,7 @@ class Display:
                 self._console.print("\n".join(new), highlight=False, markup=False, soft_wrap=True)
 
     def _overall(self) -> str:
-        """How many of many runs are done, and how long the others will take at this pace."""
+        """The number of finished runs, and the expected time of the others."""
         if self._few:
             return ""
         share, done = sum(self._shares.values()), sum(share == 1 for share in self._shares.values())
@@ -124,13 +127,21 @@ class Display:
         return f"{done} of {len(self._tasks)} runs done {estimate}"
 
 
-def _last_metrics(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a file that is being written to."""
+def evaluation(run: Run) -> str:
+    """Return the progress of a run's evaluation."""
+    try:
+        return read_text(run.path / EVALUATION_FILE, _MAX_LINE)
+    except (OSError, ValueError):  # between two evaluations there is no such file
+        return "evaluating"
+
+
+def last_metrics(path: Path) -> dict[str, Any] | None:
+    """Return the last complete line of a file of metrics that is being written; None if there is none."""
     if not path.exists():
         return None
     with path.open("rb") as file:
         size, lines = file.seek(0, 2), list[bytes]()
-        for read in (1 << 13, 1 << 20):  # an agent may have many metrics
+        for read in (1 << 13, 1 << 20):  # lines may be long
             file.seek(max(0, size - read))
             lines = file.read().split(b"\n")
             if len(lines) > 2 or read >= size:
@@ -139,6 +150,6 @@ def _last_metrics(path: Path) -> dict[str, Any] | None:
         found = parse_json(lines[-2], str(path))
         require_numbers(found, ("step", *(found.keys() - {"timing", "sandbox"})), str(path))
         require_numbers(found["timing"], ("steps_per_second",), str(path))
-    except (AttributeError, IndexError, KeyError, ValueError):  # none yet, or damaged, as who goes on from it will say
+    except (AttributeError, IndexError, KeyError, ValueError):  # none yet, or damaged, which resuming reports
         return None
     return found

@@ -5,28 +5,29 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 PRESETS = ("default", "paper", "paper-wide")
+FOOD = "VirtualHome-food-preparation-v0"
+"""The paper's training task of its generalisation and credit experiments."""
 
 
-class Usual(NamedTuple):
-    """How an environment is trained in with the embedded model where nobody says: how long, over how many environments, and
-    what differs from the agents' own settings."""
+class RunDefaults(NamedTuple):
+    """Default size of a run in an environment with the embedded model, and settings that differ from the agents'."""
 
     steps: int = 16_384
     num_envs: int = 4
     rollout_steps: int = 64
-    settings: dict[str, Any] = {}  # noqa: RUF012 — nobody writes to it
+    settings: dict[str, Any] = {}  # noqa: RUF012 — never written to
 
 
-# In the household a random policy seldom succeeds, least of all in entertainment (see the model card): more episodes
-# at once, so that the first updates see a success. They have few situations, so that costs little.
-USUAL = {
-    # More to fetch and to chop than in the other kitchens: after 16,384 decisions no agent was done.
-    "Overcooked-tomato-lettuce-salad-v0": Usual(32_768),
-    "VirtualHome": Usual(24_576, 16),
-    "VirtualHome-entertainment-v0": Usual(294_912, 256, settings={"minibatches": 2}),
-    # Programs take long to run: few of them, and large steps. Below temperature 1 hardly one is spoilt by a slip of a
-    # token. No entropy bonus: that of a text is paid by its length. Small parts of a batch hold less padding.
-    "DataSciCoding": Usual(
+# A random policy seldom succeeds in the household, least of all in entertainment (see the model card). More parallel
+# environments let the first updates see a success; they share most queries, so they cost little.
+RUN_DEFAULTS = {
+    # A longer task than in the other kitchens: after 16,384 steps all agents still improved.
+    "Overcooked-tomato-lettuce-salad-v0": RunDefaults(32_768),
+    "VirtualHome": RunDefaults(24_576, 16),
+    "VirtualHome-entertainment-v0": RunDefaults(294_912, 256, settings={"minibatches": 2}),
+    # Programs take long to run: few steps, large learning rates. Temperature 0.7 avoids errors of single tokens. No
+    # entropy bonus: it would reward long texts. Small parts of a batch have less padding.
+    "DataSciCoding": RunDefaults(
         steps=2_048,
         num_envs=64,
         rollout_steps=1,
@@ -42,17 +43,17 @@ USUAL = {
         },
     ),
 }
-"""Environments, and families of environments, that take something else than most."""
+"""Environments and families of environments with other defaults than :class:`RunDefaults`."""
+
+WIDE = RunDefaults(num_envs=128, rollout_steps=1)
+"""Rollouts of ``paper-wide``: 128 environments × 1 step instead of the paper's 4 × 32. All texts of a rollout are
+generated in one batch; returns are bootstrapped after one step."""
 
 
-WIDE = Usual(num_envs=128, rollout_steps=1)
-"""Rollouts of ``paper-wide``: as many decisions as the paper's, of one step in 128 environments instead of 32 in 4. All
-texts of a rollout are generated in one batch; the return of a step is bootstrapped after it."""
-
-
-def usual(env_id: str) -> Usual:
+def run_defaults(env_id: str) -> RunDefaults:
+    """Return the defaults of an environment, else of its family, else of all."""
     name = env_id.rpartition(":")[2]
-    return USUAL.get(name) or USUAL.get(name.partition("-")[0], Usual())
+    return RUN_DEFAULTS.get(name) or RUN_DEFAULTS.get(name.partition("-")[0], RunDefaults())
 
 
 _PAPER: dict[str, Any] = {
@@ -64,7 +65,6 @@ _PAPER: dict[str, Any] = {
     "advantage_std_floor": 0.0,
     "entropy_level": "token",
     "clip": 0.2,
-    "value_coefficient": 0.5,
     "max_grad_norm": 0.5,
     "kl_threshold": 0.02,
     "lora_rank": 8,
@@ -72,7 +72,7 @@ _PAPER: dict[str, Any] = {
     "lora_targets": ("q_proj", "v_proj"),
     "critic_hidden": (1024, 512),
 }
-"""What all tasks and methods share."""
+"""Shared by all tasks and methods."""
 
 _ACTION_LEVEL: dict[str, Any] = {"entropy_level": "action"}
 _TOKEN_LEVEL: dict[str, Any] = {"gae_lambda_token": 0.95}
@@ -102,14 +102,14 @@ _PAPER_RATES: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
-    """Settings that a preset gives an agent in an environment; ``default`` leaves all to the agent.
+    """Return a preset's settings of an agent in an environment; empty for ``default``.
 
     ``paper-wide`` has the paper's hyper-parameters for DataSciCoding, with the rollouts of :data:`WIDE`.
 
     Raises
     ------
     ValueError
-        If the preset is not known, or the paper has none for that pair.
+        If there is no such preset, or the paper has no settings for this agent and environment.
     """
     if preset == "default":
         return {}
@@ -117,10 +117,10 @@ def preset_settings(preset: str, env_id: str, algo: str) -> dict[str, Any]:
         raise ValueError(f"preset {preset!r} is not one of {', '.join(PRESETS)}")
     family = env_id.rpartition(":")[2].partition("-")[0]
     if preset == "paper-wide" and family != "DataSciCoding":
-        raise ValueError(f"preset 'paper-wide' is for DataSciCoding, where texts are generated; not for {env_id}")
+        raise ValueError(f"preset 'paper-wide' is for DataSciCoding alone, not for {env_id}")
     if (family, algo) not in _PAPER_RATES:
         pairs = ", ".join(f"{algo} on {family}" for family, algo in _PAPER_RATES)
-        raise ValueError(f"the paper has no hyper-parameters for {algo} on {family}; it has those of {pairs}")
+        raise ValueError(f"the paper has no hyper-parameters for {algo} on {family}; it has them for {pairs}")
     level = _ACTION_LEVEL if algo == "twosome" else _TOKEN_LEVEL
     return _PAPER | level | _PAPER_RATES[family, algo]
 
@@ -142,7 +142,6 @@ PAPER_PROGRAMS: dict[str, dict[str, float]] = {
 }
 """The paper's table 4: ROC AUC of the best program, by data set."""
 
-
 PAPER_TRANSFER: dict[str, dict[str, tuple[float, float]]] = {
     "VirtualHome-cheese-v0": _table_1((0.1351, 0.55), (0.7119, 1.0), (0.7428, 1.0), (0.7553, 1.0)),
     "VirtualHome-hamburger-v0": _table_1((0.1342, 0.55), (0.7058, 1.0), (0.7476, 1.0), (0.7602, 1.0)),
@@ -151,4 +150,4 @@ PAPER_TRANSFER: dict[str, dict[str, tuple[float, float]]] = {
     "VirtualHome-washing-plate-v0": _table_1((0.0527, 0.27), (0.7031, 1.0), (0.7491, 1.0), (0.7075, 1.0)),
     "VirtualHome-laundry-v0": _table_1((0.0344, 0.15), (0.6038, 1.0), (0.5687, 1.0), (0.7014, 1.0)),
 }
-"""The paper's table 1: mean discounted return over 100 episodes and success rate after training on food preparation."""
+"""The paper's table 1: mean discounted return and success rate over 100 episodes after training on food preparation."""

@@ -1,7 +1,7 @@
-"""Numbers about numbers.
+"""Confidence intervals and significance tests of few runs.
 
-Few seeds make every interval too narrow. What is said of several tasks at once, and why the mean alone says too little,
-follows Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv 2108.13264).
+Aggregates over tasks follow Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
+(arXiv 2108.13264). All intervals are percentile bootstraps; with few seeds they are too narrow.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import PermutationMethod, mannwhitneyu
 
+SIGNIFICANT = 0.05
+"""Level of the tests."""
 _RESAMPLES = 10_000
 
 Values = Sequence[float] | np.ndarray
-"""One number of each seed."""
+"""One number for each seed."""
 
 
 class Interval(NamedTuple):
@@ -27,13 +29,12 @@ class Interval(NamedTuple):
     high: float
 
     def shown(self, form: str = "{:.3f}") -> str:
-        """As text, ``"0.750 [0.700, 0.800]"``."""
+        """Format as ``"0.750 [0.700, 0.800]"``."""
         return f"{form.format(self.value)} [{form.format(self.low)}, {form.format(self.high)}]"
 
 
 def interquartile_mean(tasks: Sequence[Values]) -> Interval:
-    """Mean of the middle half of all runs of one or more tasks: less moved by one lucky seed than the mean, and by more
-    seeds than the median."""
+    """Mean of the middle half of all runs of one or more tasks; one outlier changes it less than the mean."""
     return _interval(lambda *runs: _trimmed_mean(np.concatenate(runs, -1)), tasks)
 
 
@@ -43,22 +44,22 @@ def mean(tasks: Sequence[Values]) -> Interval:
 
 
 def mean_difference(ours: Values, theirs: Values) -> Interval:
-    """How much our mean is above theirs; the runs of the two are drawn anew apart from each other."""
+    """Our mean minus theirs; the runs of both are resampled independently."""
     return _interval(lambda a, b: a.mean(-1) - b.mean(-1), [ours, theirs])
 
 
 def probability_of_improvement(ours: Sequence[Values], theirs: Sequence[Values]) -> Interval:
-    """How probable it is that a run of ours beats one of theirs, a tie counting half; the mean over tasks.
+    """Probability that a run of ours has a higher value than one of theirs, ties counting half; mean over tasks.
 
-    0.5 says nothing. An interval that holds 0.5 says that the seeds do not tell the two apart.
+    0.5 means no difference.
 
     Raises
     ------
     ValueError
-        If the tasks are not as many on both sides.
+        If both sides have different numbers of tasks.
     """
     if len(ours) != len(theirs):
-        raise ValueError(f"{len(ours)} tasks of ours beside {len(theirs)} of theirs: they must be the same")
+        raise ValueError(f"{len(ours)} tasks of ours and {len(theirs)} of theirs: both sides need the same tasks")
 
     def statistic(*runs: np.ndarray) -> np.ndarray:
         wins = []
@@ -70,59 +71,62 @@ def probability_of_improvement(ours: Sequence[Values], theirs: Sequence[Values])
     return _interval(statistic, [*ours, *theirs])
 
 
-def differ(ours: Values, others: Mapping[str, Values], level: float = 0.05) -> dict[str, bool]:
-    """Whether runs tell ours apart from each of several others: Mann and Whitney's rank test, two-sided, by permutation
-    (exact up to seven runs each, with ties too), with Holm's correction, so that one wrong verdict among all is no more
-    probable than ``level``."""
+def rank_tests(ours: Values, others: Mapping[str, Values]) -> dict[str, float]:
+    """p-values of the difference between our runs and those of each of several others, corrected for their number.
+
+    Mann and Whitney's rank test, two-sided, by permutation (exact up to seven runs each, ties included), with Holm's
+    correction: below 0.05, all significant differences together are wrong with a probability of at most 0.05.
+    """
     values = {}
     for name, theirs in others.items():
         method = PermutationMethod(n_resamples=_RESAMPLES, rng=np.random.default_rng(0))
         values[name] = float(mannwhitneyu(ours, theirs, method=method).pvalue)
-    apart, found = True, {}
+    corrected, largest = {}, 0.0
     for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
-        apart = apart and values[name] * (len(values) - rank) < level
-        found[name] = apart
-    return {name: found[name] for name in others}
+        largest = corrected[name] = max(largest, min(1.0, values[name] * (len(values) - rank)))
+    return {name: corrected[name] for name in others}
 
 
-def can_differ(runs: int, others: int, level: float = 0.05) -> bool:
-    """Whether so many runs of each agent could tell one apart from any of so many others by :func:`differ`."""
+def enough_runs(runs: int, others: int, level: float = SIGNIFICANT) -> bool:
+    """Whether so many runs of each agent can make :func:`rank_tests` against so many others significant at all."""
     return 0 < 2 / math.comb(2 * runs, runs) * others < level
 
 
-def beside(pairs: Mapping[str, tuple[Interval, Interval]]) -> str:
-    """In words: where the first of two intervals lies above the second, where below, and where they overlap."""
-    found: dict[str, list[str]] = {"higher in": [], "lower in": [], "not told apart in": []}
+def compare_intervals(pairs: Mapping[str, tuple[Interval, Interval]]) -> str:
+    """Say where the first of two intervals is entirely above the second, where below, and where they overlap."""
+    found: dict[str, list[str]] = {"higher": [], "lower": [], "overlapping intervals": []}
     for name, (ours, theirs) in pairs.items():
-        way = "higher in" if ours.low > theirs.high else "lower in" if ours.high < theirs.low else "not told apart in"
+        way = "higher" if ours.low > theirs.high else "lower" if ours.high < theirs.low else "overlapping intervals"
         found[way].append(name)
-    return "; ".join(f"{way} {', '.join(names)}" for way, names in found.items() if names)
+    return "; ".join(f"{way} on {', '.join(names)}" for way, names in found.items() if names)
 
 
 def performance_profile(tasks: Sequence[Values], thresholds: Sequence[float]) -> list[Interval]:
-    """The share of runs above each threshold, tasks counted alike; fractions of runs, from 1 down to 0."""
+    """Fraction of runs above each threshold, mean over tasks."""
     return [
         _interval(lambda *runs, at=at: np.mean([(run > at).mean(-1) for run in runs], 0), tasks) for at in thresholds
     ]
 
 
 def _trimmed_mean(values: np.ndarray) -> np.ndarray:
-    """Without the lowest and the highest quarter, rounded down."""
+    """Mean without the lowest and the highest quarter, each rounded down."""
     cut = values.shape[-1] // 4
     return np.sort(values, -1)[..., cut : values.shape[-1] - cut].mean(-1)
 
 
 def _interval(statistic: Callable[..., np.ndarray], samples: Sequence[Values]) -> Interval:
-    """Percentile bootstrap in which the seeds of every task are drawn anew among themselves (stratified).
+    """Percentile bootstrap, stratified: seeds are resampled within each task.
 
     Raises
     ------
     ValueError
-        If there is no task, or one with fewer than two runs: an interval cannot be had from one.
+        If there is no task, or one with fewer than two runs.
     """
     arrays = [np.asarray(sample, dtype=float) for sample in samples]
     if not arrays or min(map(len, arrays)) < 2:
-        raise ValueError(f"an interval needs two runs of every task, and there are {[len(array) for array in arrays]}")
+        raise ValueError(
+            f"an interval needs two runs of every task; runs of the tasks: {[len(array) for array in arrays]}"
+        )
     rng = np.random.default_rng(0)
     drawn = [array[rng.integers(len(array), size=(_RESAMPLES, len(array)))] for array in arrays]
     low, high = np.quantile(statistic(*drawn), (0.025, 0.975))
@@ -130,7 +134,7 @@ def _interval(statistic: Callable[..., np.ndarray], samples: Sequence[Values]) -
 
 
 def interval_of_means(curves: np.ndarray) -> np.ndarray:
-    """The ends of the 95 % interval of a mean over seeds, at every point of their curves.
+    """95 % interval of the mean over seeds at every point of their curves.
 
     Parameters
     ----------
@@ -147,18 +151,18 @@ def interval_of_means(curves: np.ndarray) -> np.ndarray:
 def bootstrap_mean(seeds: Sequence[Sequence[float]]) -> Interval:
     """Mean over seeds of the means over their episodes, with a percentile bootstrap of two levels.
 
-    Seeds are drawn with replacement, then episodes within each drawn seed, so that both what training and what playing
-    leave to chance is in the interval. Few seeds make it too narrow.
+    Seeds are resampled, then episodes within each resampled seed, so that the interval contains the randomness of
+    training and of evaluation.
 
     Parameters
     ----------
     seeds : sequence of sequences of float
-        Values of the episodes of each seed, one at least.
+        Values of the episodes of each seed, at least one.
     """
     values = [np.array(own, dtype=float) for own in seeds]
     rng = np.random.default_rng(0)
     count = len(values)
-    # Drawing episodes of a seed anew for each time it is drawn: (resamples, seeds, episodes).
+    # Resample a seed's episodes for each time that the seed is drawn.
     drawn = rng.integers(count, size=(_RESAMPLES, count))
     means = np.empty((_RESAMPLES, count))
     for seed in range(count):

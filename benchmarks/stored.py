@@ -1,4 +1,4 @@
-"""What run folders say, checked: types, sizes and finite numbers. Errors name the file and what is wrong in it."""
+"""Checks of what is read from folders of runs: types, sizes, finite numbers. Errors name the file and the value."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ _LONGEST_ERROR = 2_000
 
 
 def typed(cls: type[Config], saved: Any, where: str, optional: tuple[str, ...] = ()) -> Config:
-    """A dataclass from an object of JSON, whose values must be of the types that the class declares.
+    """Make a dataclass from a JSON object whose values have the types that the class declares.
 
     Parameters
     ----------
     cls : type
-        A dataclass whose fields are of plain types, unions, literals, tuples of one type, paths, and dataclasses.
+        A dataclass whose fields are plain types, unions with None, literals, tuples of one type, paths, dictionaries
+        (unchecked), and dataclasses.
     saved : Any
-        What the file holds.
+        Content of the file.
     where : str
-        The file, for errors.
+        The file, for messages.
     optional : tuple of str
         Fields that may be missing.
 
     Raises
     ------
     ValueError
-        Naming the file, the field, and what is wrong with it.
+        Naming the file, the field, and its value.
     """
     if not isinstance(saved, dict):
         raise ValueError(f"{where} is damaged: it holds no object")
     hints = get_type_hints(cls)
     if unknown := saved.keys() - hints.keys():
-        raise ValueError(f"{where} is not of this version, which has no {min(unknown)!r:.80}")
+        raise ValueError(f"{where} is of another version: this one has no {min(unknown)!r:.80}")
     if missing := [name for name in hints if name not in saved and name not in optional]:
-        raise ValueError(f"{where} is not of this version: {missing[0]!r} is missing")
+        raise ValueError(f"{where} is of another version: {missing[0]!r} is missing")
     return cls(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in saved.items()})
 
 
@@ -59,6 +60,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, list) and len(value) <= _MAX_ITEMS:
             return tuple(_value(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value))
         allowed = False
+    elif origin is dict:
+        allowed = type(value) is dict
     elif dataclasses.is_dataclass(hint):
         return typed(hint, value, where, tuple(get_type_hints(hint)))  # type: ignore[arg-type]
     elif hint is Path:
@@ -70,12 +73,12 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     else:
         allowed = type(value) is hint and (hint is not str or len(value) <= _MAX_TEXT)
     if not allowed:
-        raise ValueError(f"{where} is {value!r:.80}, which is no {getattr(hint, '__name__', hint)} of a usual size")
+        raise ValueError(f"{where} is {value!r:.80}, expected: {getattr(hint, '__name__', hint)} of a plausible size")
     return value
 
 
 def require_numbers(found: Any, names: tuple[str, ...], where: str) -> None:
-    """Refuse what is not an object in which each of ``names`` is a finite number.
+    """Refuse anything but a JSON object in which each of ``names`` is a finite number.
 
     Raises
     ------
@@ -92,6 +95,6 @@ def require_numbers(found: Any, names: tuple[str, ...], where: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """What a file of a stranger says in an error must not move the terminal's cursor, or fill its window."""
+    """Remove control characters from a message and shorten it: files of strangers must not control the terminal."""
     text = "".join(letter if letter.isprintable() else " " for letter in text)
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]} …"

@@ -1,4 +1,4 @@
-"""What something was made with."""
+"""Versions of the machine, the commit and the packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 VERSIONS_FILE = "versions.txt"
 COMMAND = "command: "
-"""How the line begins that says what was typed."""
+"""Start of the line with the command."""
 _PACKAGES = (
     "lang-envs",
     "torch",
@@ -26,7 +26,7 @@ _PACKAGES = (
 
 
 def versions() -> list[str]:
-    """Lines that name the machine, the commit where there is one, and the packages that matter."""
+    """Return lines with the machine, the commit if there is one, and the versions of important packages."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     found = [f"python {platform.python_version()} on {machine}"]
     describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]

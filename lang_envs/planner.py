@@ -15,7 +15,7 @@ _TOLERANCE = 1e-12
 """Value iteration stops when no value changes by more than this."""
 _TIE = 1e-9
 """Returns that differ by less count as equal."""
-_END = -1
+END = -1
 
 
 class PlanningError(ValueError):
@@ -35,20 +35,22 @@ class Solution(NamedTuple):
     """Best discounted return from the start."""
 
 
-class _Edge(NamedTuple):
+class Edge(NamedTuple):
     """The result of one phrase in one state."""
 
     phrase: int
     after: int
-    """Number of the next state; ``_END`` where the episode is over."""
+    """Number of the next state; ``END`` where the episode is over."""
     reward: float
     discount: float
 
 
-class _Graph(NamedTuple):
+class Graph(NamedTuple):
     """Every reachable state, numbered from 0 (the start), with its edges."""
 
-    edges: list[list[_Edge]]
+    edges: list[list[Edge]]
+    texts: list[str]
+    """Observation text of each state."""
     ends: int
     """Number of states in which episodes end."""
     shortest: list[int] | None
@@ -79,9 +81,7 @@ def solve(
         If any text is an action, if states cannot be compared, if an action has a random result, if there are more than
         ``max_states`` states, if a state has no available phrase, or if returns are unbounded.
     """
-    if not env.action_names:
-        raise PlanningError("any text is an action in this environment, so the planner cannot try all actions")
-    graph = _explore(env, max_states, on_state)
+    graph = explore(env, max_states, on_state)
     values, returns = _value_iteration(graph.edges)
     best = _shortest_best(graph.edges, values, returns)
     shortest_phrases, best_phrases = (
@@ -90,16 +90,20 @@ def solve(
     return Solution(len(graph.edges) + graph.ends, shortest_phrases, best_phrases, float(values[0]))
 
 
-def _explore(env: LanguageEnv, max_states: int, on_state: Callable[[int, int], object] | None) -> _Graph:
-    """Find every reachable state, breadth first."""
-    env.reset(seed=0)
+def explore(
+    env: LanguageEnv, max_states: int = MAX_STATES, on_state: Callable[[int, int], object] | None = None
+) -> Graph:
+    """Find every reachable state, breadth first; parameters and errors as in :func:`solve`."""
+    if not env.action_names:
+        raise PlanningError("any text is an action in this environment, so the planner cannot try all actions")
+    _, info = env.reset(seed=0)
     try:
         begin = env.state
         numbers = {_key(env): 0}
     except (AttributeError, TypeError) as error:
         raise PlanningError(f"the states of this environment cannot be compared: {error}") from None
-    to_search = [begin]
-    edges: list[list[_Edge]] = []
+    to_search, texts = [begin], [info["text"]]
+    edges: list[list[Edge]] = []
     came_from: dict[int, tuple[int, int]] = {}
     ends = set()
     shortest: list[int] | None = None
@@ -115,7 +119,7 @@ def _explore(env: LanguageEnv, max_states: int, on_state: Callable[[int, int], o
                 raise PlanningError("an action has a random result in this environment, so no sequence is the best")
             if terminated:
                 ends.add(key)
-                found.append(_Edge(phrase, _END, float(reward), discount))
+                found.append(Edge(phrase, END, float(reward), discount))
                 if shortest is None and info.get("success", terminated):
                     shortest = [*_way_to(number, came_from), phrase]
                 continue
@@ -123,15 +127,16 @@ def _explore(env: LanguageEnv, max_states: int, on_state: Callable[[int, int], o
                 numbers[key] = len(to_search)
                 came_from[len(to_search)] = number, phrase
                 to_search.append(_with_clock_of(env, after, begin))
+                texts.append(info["text"])
                 if len(numbers) > max_states:
                     raise PlanningError(f"this environment has more than {max_states:,} states (max_states)")
-            found.append(_Edge(phrase, numbers[key], float(reward), discount))
+            found.append(Edge(phrase, numbers[key], float(reward), discount))
         edges.append(found)
         if on_state is not None:
             on_state(number + 1, len(numbers))
     if not all(edges):
         raise PlanningError("in one state of this environment no phrase is available")
-    return _Graph(edges, len(ends), shortest)
+    return Graph(edges, texts, len(ends), shortest)
 
 
 def _way_to(number: int, came_from: dict[int, tuple[int, int]]) -> list[int]:
@@ -156,16 +161,16 @@ def _with_clock_of(env: LanguageEnv, state: dict[str, Any], begin: dict[str, Any
     return state | {"fields": state["fields"] | clock}
 
 
-def _value_iteration(edges: list[list[_Edge]]) -> tuple[np.ndarray, np.ndarray]:
+def _value_iteration(edges: list[list[Edge]]) -> tuple[np.ndarray, np.ndarray]:
     """Return the best return of every state, and the return of each of its edges (in their order, then -inf)."""
     shape = len(edges), max(map(len, edges))
-    after = np.full(shape, _END)
+    after = np.full(shape, END)
     reward = np.full(shape, -np.inf)
     discount = np.zeros(shape)
     for row, found in enumerate(edges):
         for column, edge in enumerate(found):
             after[row, column], reward[row, column], discount[row, column] = edge[1:]
-    values = np.zeros(len(edges) + 1)  # the last one, at index _END, is the value after the end
+    values = np.zeros(len(edges) + 1)  # the last one, at index END, is the value after the end
     for _ in range(_MAX_SWEEPS):
         returns = reward + discount * values[after]
         improved = returns.max(axis=1)
@@ -179,7 +184,7 @@ def _value_iteration(edges: list[list[_Edge]]) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def _shortest_best(edges: list[list[_Edge]], values: np.ndarray, returns: np.ndarray) -> list[int] | None:
+def _shortest_best(edges: list[list[Edge]], values: np.ndarray, returns: np.ndarray) -> list[int] | None:
     """Return the fewest phrases that lead from the start to an end and earn the best return."""
     came_from: dict[int, tuple[int, int]] = {}
     to_search = [0]
@@ -187,7 +192,7 @@ def _shortest_best(edges: list[list[_Edge]], values: np.ndarray, returns: np.nda
         for edge, earned in zip(edges[number], returns[number], strict=False):
             if earned < values[number] - _TIE:
                 continue
-            if edge.after == _END:
+            if edge.after == END:
                 return [*_way_to(number, came_from), edge.phrase]
             if edge.after and edge.after not in came_from:
                 came_from[edge.after] = number, edge.phrase

@@ -90,10 +90,18 @@ def test_resume_accepts_arguments(folder: Path) -> None:
     ]
 
 
+def test_resuming_refuses_options_that_would_be_ignored(folder: Path) -> None:
+    done = subprocess.run(
+        ["make", "bench", "RESUME=runs/a", "STEPS=9", "SEEDS=2"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and not (folder / "words.jsonl").exists()
+    assert "error: RESUME keeps the options of the stopped benchmark: omit SEEDS STEPS" in done.stderr
+
+
 @pytest.mark.parametrize("value", HOSTILE)
 def test_gpu_check_passes_python_and_arguments_unchanged(folder: Path, value: str) -> None:
     own = shutil.copy(folder / ".venv" / "bin" / "python", folder / "own python")
     shutil.rmtree(folder / ".venv")
     assert make(folder, "gpu-check", f"PYTHON={own}", f"ARGS={value}") == [
-        ["-m", "benchmarks.gpu_check", *value.replace("$$", "$").split()]
+        ["-m", "benchmarks.throughput.gpu_check", *value.replace("$$", "$").split()]
     ]

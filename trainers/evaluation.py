@@ -40,6 +40,7 @@ def evaluate(
     seed: int = 10_000,
     greedy: bool = False,
     num_envs: int = 4,
+    on_episodes: Callable[[int], object] | None = None,
     **make_options: Any,
 ) -> Evaluation:
     """Evaluate an agent on whole episodes of an environment.
@@ -60,6 +61,8 @@ def evaluate(
         Take the most probable action instead of sampling.
     num_envs : int
         Number of parallel environments.
+    on_episodes : callable, optional
+        Receives the number of finished episodes each time that some end.
     **make_options
         Passed to ``gym.make``. By default the environment uses the agent's tokenizer.
     """
@@ -75,6 +78,8 @@ def evaluate(
             rollout = collect(agent, envs, state, 1, discount=discount, greedy=greedy)
             for n, episode in zip(np.flatnonzero(rollout.episode_ends[0]), rollout.episodes, strict=True):
                 played[n].append(episode)
+            if rollout.episodes and on_episodes is not None:
+                on_episodes(sum(min(len(own), share) for own in played))
     counted = [episode for row in zip(*(own[:share] for own in played), strict=True) for episode in row][:episodes]
     return Evaluation(
         np.array([episode.discounted_return for episode in counted]),

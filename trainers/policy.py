@@ -116,10 +116,10 @@ class LanguagePolicy:
         lengths = np.ones(batch.mask.shape[:2], dtype=np.float32)
         for row, query in enumerate(batch.queries):
             candidates = query.tree.candidates
-            lengths[row, : len(candidates)] = [self._length(candidate) for candidate in candidates]
+            lengths[row, : len(candidates)] = [self.divisor(candidate) for candidate in candidates]
         return (likelihood / torch.from_numpy(lengths).to(likelihood.device)).log_softmax(-1)
 
-    def _length(self, candidate: Tokens) -> int:
+    def divisor(self, candidate: Tokens) -> int:
         """Return the divisor of the log-likelihood of a candidate."""
         tokenizer = self.language_model.tokenizer
         phrase = candidate[:-1] if candidate[-1] == tokenizer.end_id else candidate

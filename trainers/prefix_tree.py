@@ -36,7 +36,7 @@ class TreePart:
     visible: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PrefixTree:
     """K candidates of at most L tokens, as M nodes and E edges.
 
@@ -166,7 +166,7 @@ def build_tree(candidates: tuple[Tokens, ...]) -> PrefixTree:
         raise ValueError(f"candidates {prefixes} are prefixes of others: append the end token to every candidate")
     edge_array = np.array(list(edges), dtype=np.int64)
     return PrefixTree(
-        candidates,
+        candidates=candidates,
         node_tokens=np.array(tokens, dtype=np.int64),
         node_depths=np.array(depths, dtype=np.int64),
         parents=np.array(parents, dtype=np.int64),
@@ -190,14 +190,14 @@ def along(tree: PrefixTree, choices: tuple[int, ...]) -> PrefixTree:
     longest = int(tree.mask[rows].sum(-1).max())
     mask = tree.mask[rows, :longest]
     return PrefixTree(
-        tuple(tree.candidates[row] for row in rows),
-        tree.node_tokens[nodes],
-        tree.node_depths[nodes],
-        np.concatenate([[-1], np.searchsorted(nodes, tree.parents[nodes[1:]])]),
-        np.searchsorted(nodes, tree.edge_nodes[edges]),
-        tree.edge_tokens[edges],
-        np.where(mask, np.searchsorted(edges, tree.paths[rows, :longest]), 0),
-        mask,
+        candidates=tuple(tree.candidates[row] for row in rows),
+        node_tokens=tree.node_tokens[nodes],
+        node_depths=tree.node_depths[nodes],
+        parents=np.concatenate([[-1], np.searchsorted(nodes, tree.parents[nodes[1:]])]),
+        edge_nodes=np.searchsorted(nodes, tree.edge_nodes[edges]),
+        edge_tokens=tree.edge_tokens[edges],
+        paths=np.where(mask, np.searchsorted(edges, tree.paths[rows, :longest]), 0),
+        mask=mask,
     )
 
 
@@ -208,7 +208,7 @@ class Query(NamedTuple):
     tree: PrefixTree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PackedBatch:
     """B queries as one sequence of T tokens: first the distinct prompts, then R parts of trees.
 
@@ -299,19 +299,19 @@ def pack(queries: Sequence[Query], pad_id: int, *, multiple: int = 1) -> PackedB
         mask[b, :k, :length] = tree.mask
         edges += len(tree.edge_nodes)
     return PackedBatch(
-        tuple(queries),
-        np.concatenate([prompt_ids.ravel(), part_ids.ravel()]),
-        np.concatenate([np.tile(np.arange(width), len(rows)), part_positions.ravel()]),
-        len(rows),
-        width,
-        np.array([rows[prompt] for (prompt, _), _ in parts], dtype=np.int64),
-        visible,
-        columns,
-        starts,
-        np.concatenate([start + tree.edge_nodes for start, (_, tree) in zip(starts, queries, strict=False)]),
-        np.concatenate([tree.edge_tokens for _, tree in queries]),
-        paths,
-        mask,
+        queries=tuple(queries),
+        input_ids=np.concatenate([prompt_ids.ravel(), part_ids.ravel()]),
+        position_ids=np.concatenate([np.tile(np.arange(width), len(rows)), part_positions.ravel()]),
+        prompts=len(rows),
+        width=width,
+        owners=np.array([rows[prompt] for (prompt, _), _ in parts], dtype=np.int64),
+        visible=visible,
+        columns=columns,
+        starts=starts,
+        edge_nodes=np.concatenate([start + tree.edge_nodes for start, (_, tree) in zip(starts, queries, strict=False)]),
+        edge_tokens=np.concatenate([tree.edge_tokens for _, tree in queries]),
+        paths=paths,
+        mask=mask,
     )
 
 

@@ -1,7 +1,7 @@
-"""Attacks on rewards and messages between programs, tried and counted: ``python -m benchmarks.security.attacks``.
+"""Try attacks on rewards and messages between programs: ``python -m benchmarks.security.attacks``.
 
-Each is tried as root and as an ordinary user who owns Python's environment, messages with one worker and with two at
-once. Programs that try to escape are in ``tests/lang_envs/sandbox_attacks.py``.
+Each is tried as root and as an ordinary user who owns Python's environment; messages with one worker and with two.
+Programs that try to escape are in ``tests/lang_envs/sandbox_attacks.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def attempts(quick: bool) -> Iterator[dict[str, Any]]:
-    """Try everything as the present user."""
+    """Try all attacks as the current user."""
     for workers in (1, 2):
         with Sandbox(max_workers=workers) as sandbox:
             if workers == 1:
@@ -50,7 +50,7 @@ def attempts(quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def as_user(user: bool, quick: bool) -> list[dict[str, Any]]:
-    """All attempts of root, or of an ordinary user, in a process of its own."""
+    """Try all attacks as root or as an ordinary user, in a process of its own."""
     command = [sys.executable, "-B", "-m", "benchmarks.security.attacks", "--become", "user" if user else "root"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HOME": "/"}
     done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Training that is killed, or runs out of disk, and goes on: ``python -m benchmarks.security.faults``.
+"""Kill training, or fill its disk, and resume it: ``python -m benchmarks.security.faults``.
 
 ``kill`` ends the trainer with SIGKILL at random moments, every third of them while a checkpoint is written, and resumes
 it. ``disk`` fills a small file system (tmpfs, which only root can mount) while metrics, checkpoints and caches are
-written. Both compare the metrics and the adapter at the end, byte for byte, with those of a run that nothing disturbed.
+written. Both compare the final metrics and adapter, byte for byte, with those of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ import lang_envs
 import trainers
 from lang_envs.datascicoding import load_dataset
 from lang_envs.datascicoding.catalog import find
-from lang_envs.datascicoding.fetching import _store
+from lang_envs.datascicoding.fetching import store as store_data
 from lang_envs.datascicoding.programs import random_program
 from lang_envs.datascicoding.prompts import function_of
 from lang_envs.datascicoding.scoring import Scorer
 from lang_envs.sandbox import Limits
 from trainers.checkpoint import PROGRESS_FILE, newest
-from trainers.loop import CHECKPOINTS_FOLDER, METRICS_FILE
+from trainers.loop import CHECKPOINTS_FOLDER
+from trainers.metrics import METRICS_FILE
 
 ENV = "Overcooked-tomato-salad-v0"
 _NUM_ENVS, _ROLLOUT, _ITERATIONS = 2, 16, 24
@@ -72,7 +73,7 @@ class Disk:
 
 
 def train(folder: Path, checkpoint_every: int) -> None:
-    """Train, or go on; what this process ends with says whether the disk was full."""
+    """Train or resume; the exit code says whether the disk was full."""
     torch.set_num_threads(1)
     try:
         envs = lang_envs.make_vec(ENV, _NUM_ENVS)
@@ -95,7 +96,7 @@ def start(folder: Path, checkpoint_every: int) -> Any:
 
 
 def half_written(folder: Path) -> set[tuple[str, int]]:
-    """Checkpoints that are not whole, by name and when they were begun or last added to."""
+    """Return unfinished checkpoints: their names and when they were last written."""
     found = set()
     for path in (folder / CHECKPOINTS_FOLDER).glob(".unfinished*"):
         with suppress(FileNotFoundError):  # it was just renamed
@@ -104,13 +105,13 @@ def half_written(folder: Path) -> set[tuple[str, int]]:
 
 
 def lines_of(folder: Path) -> int:
-    """Iterations whose metrics are written."""
+    """Return the number of iterations whose metrics are written."""
     file = folder / METRICS_FILE
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def saved_iteration(folder: Path) -> int:
-    """The iteration of the last checkpoint."""
+    """Return the iteration of the last checkpoint."""
     checkpoint = newest(folder / CHECKPOINTS_FOLDER)
     if checkpoint is None:
         return 0
@@ -120,7 +121,7 @@ def saved_iteration(folder: Path) -> int:
 
 
 def outcome(folder: Path) -> tuple[list[dict[str, Any]], bytes]:
-    """What a finished run leaves: metrics without timing, and the adapter."""
+    """Return the metrics of a finished run without timing, and its adapter."""
     lines = [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
     for line in lines:
         del line["timing"]
@@ -131,7 +132,7 @@ def outcome(folder: Path) -> tuple[list[dict[str, Any]], bytes]:
 
 @dataclass
 class Tally:
-    """What faults cost."""
+    """Counts of faults and what they cost."""
 
     done_again: list[int] = field(default_factory=list)
     """For each fault, the finished iterations that no checkpoint held."""
@@ -152,8 +153,8 @@ class Tally:
 def goes_on(
     folder: Path, checkpoint_every: int, reached: int, tally: Tally, until: float | None, saving: bool = False
 ) -> int | None:
-    """Go on with a run that was at ``reached``, until it ends or a moment comes (``saving``: and then the writing of a
-    checkpoint); what it ended with, None if it was killed."""
+    """Resume a run that was at ``reached``, until it ends or until a moment (with ``saving``: until the next checkpoint
+    is written). Return its exit code, None if it was killed."""
     started, left_over = time.monotonic(), half_written(folder)
     process, recovered = start(folder, checkpoint_every), reached == 0
     while process.is_alive():
@@ -218,7 +219,7 @@ def small_disk(mebibytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path, left: int) -> Path:
-    """Take all room on a disk but ``left`` bytes."""
+    """Fill a disk up to ``left`` bytes."""
     stat, filler = os.statvfs(disk), disk / "filler"
     with filler.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, max(stat.f_bavail * stat.f_frsize - left, 1))
@@ -265,7 +266,7 @@ def disk(config: Disk) -> int:
 
 
 def caches(mounted: Path, times: int) -> int:
-    """Scores and data sets that are stored on a full disk; returns how many were damaged."""
+    """Store scores and data sets on a full disk; return how many are damaged."""
     rng = random.Random(0)
     limits = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=1 << 30)
     data, damaged, refused = load_dataset("balance-scale"), 0, 0
@@ -291,13 +292,13 @@ def caches(mounted: Path, times: int) -> int:
             source.write_text("x,label\n" + f"{number},a\n" * rng.randrange(1, 40_000))
             filler = fill(mounted, rng.randrange(0, 1 << 18))
             try:
-                _store(entry, source, staging)
+                store_data(entry, source, staging)
             except OSError as error:
                 assert error.errno == errno.ENOSPC
                 refused += 1
             filler.unlink()
             try:
-                stored = _store(entry, source, staging)
+                stored = store_data(entry, source, staging)
                 lost += stored.read_bytes() != source.read_bytes()
             except (OSError, ValueError):
                 lost += 1

@@ -1,8 +1,8 @@
-"""Ways in which one program may try to tell another a bit, and whether it succeeds.
+"""Attempts of one program to send a bit to another, and whether the bit arrives.
 
-A *message* is what a program does where the bit is one, and what a later program, or one that runs at the same time,
-then measures. A message succeeds if some measured number separates the ones from the zeros, twice in a row. Times are
-not measured: that one program can slow another down is not promised away.
+In a *message*, the sender does something if the bit is one, and a later program, or one that runs at the same time,
+measures something. The message arrives if some measured number separates ones from zeros in several rounds. Times are
+not measured: the sandbox does not promise that programs cannot slow each other down.
 """
 
 from __future__ import annotations
@@ -15,53 +15,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.security.c_library import C_LIBRARY
 from lang_envs.sandbox import Limits, Sandbox, syscalls
 
 TRIALS = 8
-"""Of each value of the bit; a message has to separate them twice."""
+"""Repetitions of each value of the bit in one round."""
 SEPARATES = 0.4
-"""How far the area under the ROC curve of a measurement must be from one half: by chance once in 2,000."""
+"""Minimum distance of a measurement's area under the ROC curve from one half: by chance once in 2,000."""
 _AT_ONCE_SECONDS = 0.1
 _CONFIRMATIONS = 2
-"""Further rounds a suspicion has to survive."""
+"""Further rounds in which a suspected message must arrive."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """``send`` is run where the bit is one, ``clear`` where it is zero; ``receive`` is a function's body."""
+    """``send`` runs if the bit is one, ``clear`` if it is zero; ``receive`` is a function's body."""
 
     name: str
     calls: str
-    """System calls that carry it, or try to."""
+    """System calls that carry the message."""
     send: str
     receive: str
     clear: str = ""
     once: bool = False
-    """The act leaves a process in which no other can be tried."""
+    """After ``send``, the process cannot send other messages."""
 
 
-_PRELUDE = f"""
-import ctypes, fcntl, os, resource, select, signal, struct, sys, time
+_PRELUDE = f"""{C_LIBRARY}
+import fcntl, os, resource, select, signal, struct, sys, time
 import numpy
-libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = libc.syscall.restype = ctypes.c_long
 NUMBERS = {syscalls.numbers(platform.machine())!r}
 def call(name, *arguments):
     arguments = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return libc.syscall(ctypes.c_long(NUMBERS[name]), *arguments)
-def code():
-    return ctypes.cast(libc.qsort, ctypes.c_void_p).value & ~4095  # a page of a library that all programs map
-class Library(ctypes.Structure):
-    _fields_ = [("start", ctypes.c_void_p), ("name", ctypes.c_char_p)]
 def far():
-    "A page of a library that nobody needs."
-    found = []
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Library), ctypes.c_size_t, ctypes.c_void_p)
-    def look(library, size, data):
-        if b"openblas" in (library[0].name or b""): found.append(library[0].start)
-        return 0
-    libc.dl_iterate_phdr(look, None)
-    return (found[0] & ~0xFFFF) + 0xA00000
+    return openblas() + 0xA00000
 class Timespec(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 def mapped(size, flags=0x22, use=3):
@@ -425,11 +414,11 @@ WITHOUT_STATE = frozenset(
     clock_nanosleep exit exit_group getcpu gettimeofday nanosleep restart_syscall rt_sigreturn sched_yield time
     """.split()  # noqa: SIM905
 )
-"""Allowed calls that keep nothing, but for what every program can see: the time, and on which processor it runs."""
+"""Allowed calls without state, except what every program can see: the time and its processor."""
 
 
 def send_program(messages: Sequence[Message], bit: int, seconds: float = 0.0) -> str:
-    """Do what the messages do for this bit; go on for so long where the receiver runs at the same time."""
+    """Return a program that sends this bit by all messages, repeatedly for ``seconds``."""
     acts = [message.send if bit else message.clear for message in messages if not message.once]
     last = [message.send if bit else message.clear for message in messages if message.once]
     return f"""{_PRELUDE}
@@ -450,7 +439,7 @@ output = [0.0]
 
 
 def receive_program(messages: Sequence[Message]) -> str:
-    """Measure: of each message as many numbers as it gives, padded to 80."""
+    """Return a program that measures all messages: for each its numbers, padded to 80."""
     parts = []
     for number, message in enumerate(messages):
         body = "\n".join(f"    {line}" for line in message.receive.strip().splitlines())
@@ -468,7 +457,7 @@ for number in range({len(messages)}):
 
 
 def measure(sandbox: Sandbox, messages: Sequence[Message], bits: Sequence[int], at_once: bool) -> np.ndarray:
-    """What was received for each bit: (bits, messages, numbers)."""
+    """Send and receive each bit; return what was measured: (bits, messages, numbers)."""
     limits = Limits(wall_seconds=10, cpu_seconds=10, memory_bytes=512 << 20)
     receiver = receive_program(messages)
     seen = []
@@ -489,14 +478,14 @@ def measure(sandbox: Sandbox, messages: Sequence[Message], bits: Sequence[int], 
 
 
 def areas(seen: np.ndarray, bits: Sequence[int]) -> np.ndarray:
-    """The area under the ROC curve of each number as a guess of the bit: (messages, numbers)."""
+    """Return the area under the ROC curve of each number as a guess of the bit: (messages, numbers)."""
     ones, zeros = seen[np.array(bits) == 1], seen[np.array(bits) == 0]
     above = (ones[:, None] > zeros[None]).mean(axis=(0, 1)) + (ones[:, None] == zeros[None]).mean(axis=(0, 1)) / 2
     return np.asarray(above)
 
 
 def received(sandbox: Sandbox, messages: Sequence[Message], at_once: bool, seed: int = 0) -> list[str]:
-    """The names of the messages that arrive."""
+    """Return the names of the messages that arrive."""
     rng = np.random.default_rng(seed)
     suspected: np.ndarray | None = None
     for _ in range(1 + _CONFIRMATIONS):

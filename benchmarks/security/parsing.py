@@ -6,6 +6,7 @@ quadratic one takes four times as long, a cubic one eight times.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -76,6 +77,8 @@ def seconds_to_read(file: Path) -> float:
 
 
 def main() -> None:
+    """Print the time of each kind of line; exit with an error if one is too slow."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     failed = 0
     print(f"{'line':34} {'bytes':>10} {'seconds':>9} {'growth':>7}  (of the time, for each doubling)")
     with tempfile.TemporaryDirectory() as folder:

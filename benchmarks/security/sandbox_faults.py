@@ -1,7 +1,7 @@
-"""Faults of the sandbox on purpose: ``python -m benchmarks.security.sandbox_faults``.
+"""Cause faults in the sandbox: ``python -m benchmarks.security.sandbox_faults``.
 
-Many programs run, of which every tenth ends itself, each in another way than the last, while a loop kills processes of
-the sandbox at random moments. Every other program must give its answer, whatever happens around it.
+Many programs run; every tenth ends itself, in many ways, while a loop kills processes of the sandbox at random moments.
+All other programs must return their results.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _RESTARTED_SECONDS = 0.5
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below this one."""
+    """Return all descendants of this process."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -76,7 +76,7 @@ def descendants(pid: int) -> list[int]:
 
 
 class Killer(threading.Thread):
-    """Kills a process of the sandbox now and then: the outer one, the one that forks, a program, or who stands by."""
+    """Kills a random process of the sandbox at random moments: outer process, fork server, program or spare process."""
 
     def __init__(self, every: float) -> None:
         super().__init__(daemon=True)

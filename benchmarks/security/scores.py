@@ -1,7 +1,7 @@
-"""Whether a change of the sandbox or of scoring changes honest scores: ``python -m benchmarks.security.scores``.
+"""Compare honest scores before and after a change of the sandbox: ``python -m benchmarks.security.scores``.
 
 ``store FILE`` scores every published best program, and programs of the random grammar, on each data set; ``compare
-OLD NEW`` names the scores that are not the same bit for bit.
+OLD NEW`` names the scores that differ in any bit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETS = (
 
 
 def programs(drawn: int) -> dict[str, str]:
-    """Definitions of ``build_model`` by name."""
+    """Return definitions of ``build_model`` by name."""
     found = {}
     for block in json.loads(PUBLISHED.read_text()):
         for name, agents in block["sets"].items():
@@ -54,7 +54,7 @@ def store(file: Path, drawn: int, sets: list[str]) -> None:
 
 
 def compare(old: Path, new: Path) -> bool:
-    """Say which scores differ."""
+    """Print which scores differ."""
     before, after = json.loads(old.read_text()), json.loads(new.read_text())
     if before.keys() != after.keys():
         raise SystemExit(f"{old} and {new} hold scores of different programs")

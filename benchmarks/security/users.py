@@ -1,4 +1,4 @@
-"""Become another user for a while: attacks depend on who the sandbox's programs are."""
+"""Change the user of this process: attacks depend on the user that runs the sandbox."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ def _mount(source: Path | str, to: Path, kind: bytes | None, flags: int, data: b
 
 
 def become(user: bool, repository: Path) -> str:
-    """As root: show Python to every user, in mounts of this process alone, and be an ordinary one if asked.
+    """As root, make Python readable to all users, in mounts of this process alone; become an ordinary user if asked.
 
-    The ordinary user then owns Python's environment, as whoever has made one does: its files are shown as theirs, and
-    cannot be written to.
+    The ordinary user then owns Python's environment, as users usually do: its files appear as theirs, read-only.
 
     Returns
     -------
     str
-        Why the user does not own it; empty where they do.
+        Why the user does not own it; empty if they do.
 
     Raises
     ------
     OSError
-        If no other user can be had here.
+        If this system allows no other user.
     """
     if os.geteuid() != 0:
         return "" if Path(sys.prefix).stat().st_uid == os.geteuid() else "the environment is somebody else's"
@@ -61,7 +60,7 @@ def become(user: bool, repository: Path) -> str:
 
 
 def _show(paths: Iterable[Path]) -> None:
-    """Put an open folder in place of each that others may not enter, with nothing in it but these paths."""
+    """Mount an open folder over each folder that others may not enter, with only these paths in it."""
     bind, private = 4096 | 16384, (1 << 18) | 16384
     _check(_libc.unshare(_MOUNT))
     _mount("none", Path("/"), None, private)
@@ -84,7 +83,7 @@ def _show(paths: Iterable[Path]) -> None:
 
 
 def _give(place: Path, user: int) -> None:
-    """Show what is root's in a folder as another user's, read-only: a mount with mapped ids."""
+    """Show files of root in a folder as another user's, read-only, by a mount with mapped ids."""
     read, write = os.pipe()
     holder = os.fork()
     if holder == 0:

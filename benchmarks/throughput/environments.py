@@ -1,4 +1,4 @@
-"""How many actions a second the environments take, layer by layer: ``python -m benchmarks.throughput.environments``."""
+"""Measure actions per second of the environments, layer by layer: ``python -m benchmarks.throughput.environments``."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ import numpy as np
 
 import lang_envs  # noqa: F401  (registers the ids)
 from lang_envs.overcooked.env import MAX_PRIMITIVE_STEPS, OvercookedEnv
-from lang_envs.overcooked.macro_actions import Cook
+from lang_envs.overcooked.macro_actions import Cook, macro_actions
 from lang_envs.virtualhome.env import MAX_STEPS, CachedTask, VirtualHomeEnv
 
 SOURCE_RATES = {"Overcooked-tomato-lettuce-salad-v0": 12_000, "VirtualHome-entertainment-v0": 340}
-"""Actions a second of the environments that are replayed, on one core; a reference, not measured in this run."""
+"""Actions per second of the original environments on one core; a reference, not measured here."""
 ENVS = 8
 
 
 def rules_of(environment: Any) -> dict[str, Callable[[np.ndarray], None]]:
-    """The rules alone: computing every outcome, and remembering them."""
+    """Return the rules alone, with and without a cache of results."""
     if isinstance(environment, OvercookedEnv):
         cook = Cook(environment.kitchen)
         return {
-            "rules, every outcome computed": lambda drawn: cook_on(environment, cook._run, drawn),
-            "rules, outcomes shared": lambda drawn: cook_on(environment, cook.perform, drawn),
+            "rules without cache": lambda drawn: cook_on(
+                environment, lambda state, macro: Cook(environment.kitchen).perform(state, macro), drawn
+            ),
+            "rules with cache": lambda drawn: cook_on(environment, cook.perform, drawn),
         }
     assert isinstance(environment, VirtualHomeEnv)
     cached = CachedTask(environment.task)
     return {
-        "rules, every outcome computed": lambda drawn: keep_house(environment, None, drawn),
-        "rules, outcomes shared": lambda drawn: keep_house(environment, cached, drawn),
+        "rules without cache": lambda drawn: keep_house(environment, None, drawn),
+        "rules with cache": lambda drawn: keep_house(environment, cached, drawn),
     }
 
 
 def cook_on(environment: OvercookedEnv, perform: Callable[..., Any], drawn: np.ndarray) -> None:
-    start, macros = environment.kitchen.initial_state(), environment._macros
+    start, macros = environment.kitchen.initial_state(), macro_actions(environment.kitchen)
     state, elapsed = start, 0
     for number in drawn.tolist():
         state, _, delivered, primitive_steps = perform(state, macros[number % len(macros)])
@@ -48,7 +50,7 @@ def cook_on(environment: OvercookedEnv, perform: Callable[..., Any], drawn: np.n
 
 
 def keep_house(environment: VirtualHomeEnv, shared: CachedTask | None, drawn: np.ndarray) -> None:
-    """Outcomes and which actions are available."""
+    """Compute results and available actions."""
     start = state = environment.task.household.initial_state()
     elapsed = 0
     for number in drawn.tolist():

@@ -1,7 +1,7 @@
-"""What kept features of the frozen base model save: ``python -m benchmarks.throughput.features``.
+"""Time saved by keeping features of the frozen base model: ``python -m benchmarks.throughput.features``.
 
-The same training twice, side by side: features kept for the whole run, and computed anew for each rollout. Times are of
-the processor.
+The same training runs twice: with features kept for the whole run, and with features computed for each rollout. Times
+are CPU times.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 
 import lang_envs
 import trainers
-from benchmarks.presets import usual
+from benchmarks.presets import run_defaults
 
 ENVS = ("Overcooked-tomato-salad-v0", "Overcooked-tomato-lettuce-salad-v0", "VirtualHome-food-preparation-v0")
 
 
 class Cost(NamedTuple):
-    """Of one training: forwards and tokens for features, and seconds of the whole."""
+    """Cost of one training: forward passes and tokens for features, and seconds in all."""
 
     forwards: int
     tokens: int
@@ -29,7 +29,7 @@ class Cost(NamedTuple):
 
 def train(env: str, steps: int, kept: int) -> Cost:
     """Train POAD with the embedded model and at most ``kept`` MiB of features."""
-    suited = usual(env)
+    suited = run_defaults(env)
     envs = lang_envs.make_vec(env, suited.num_envs)
     agent = trainers.make("poad", envs, device="cpu", feature_cache_mib=kept, **suited.settings)
     model = agent.language_model

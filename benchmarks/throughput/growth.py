@@ -1,11 +1,11 @@
-"""How the cost of scoring and updating grows: ``python -m benchmarks.throughput.growth``.
+"""Growth of the cost of scoring and updates: ``python -m benchmarks.throughput.growth``.
 
 Measured are packed batches, the naive way (a row of prompt + candidate for each candidate, logits everywhere), and the
 arithmetic limit: the floating-point operations that the distinct tokens need, over the speed of this machine's own
 matrix multiplication, measured in the same run. One quantity grows at a time: candidates of one query, the length of
 prompts, the number of environments, and the share of them that see different observations.
 
-Times are of the processor, so that other work on the machine does not count; on a GPU they are of the clock.
+Times are CPU times, so that other work on the machine does not count; on a GPU they are wall-clock times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.run import KEEP_MEMORY
+from benchmarks.processes import KEEP_MEMORY
 from benchmarks.throughput.scoring import naive_log_probs
 from lang_envs import load_tokenizer
 from trainers.language_model import LanguageModel, load_language_model
@@ -39,14 +39,14 @@ SWEEPS: dict[str, tuple[float, ...]] = {
     "environments": (1, 4, 16, 64, 256),
     "distinct observations": (1 / 16, 1 / 4, 1 / 2, 1),
 }
-"""What grows; all else is at its value in :data:`USUAL` or :data:`ALONE`."""
-USUAL = {"candidates": 8.0, "prompt tokens": 50.0, "environments": 16.0, "distinct observations": 1.0}
-ALONE = {"candidates": {"environments": 1.0}, "prompt tokens": {"environments": 4.0}}
-"""Of what is measured in fewer environments than usual."""
+"""Quantities that grow; all others have their value in :data:`DEFAULTS` or :data:`FEWER`."""
+DEFAULTS = {"candidates": 8.0, "prompt tokens": 50.0, "environments": 16.0, "distinct observations": 1.0}
+FEWER = {"candidates": {"environments": 1.0}, "prompt tokens": {"environments": 4.0}}
+"""Quantities that are measured in fewer environments."""
 _CANDIDATE = 6
 """Tokens of a candidate, the end token included."""
 _NAIVE_LOGITS = 1e8
-"""The naive way is measured where it makes at most this many logits; each takes over 20 bytes in an update."""
+"""The naive way is measured up to this many logits; each takes over 20 bytes in an update."""
 
 
 KINDS = {
@@ -118,7 +118,7 @@ def queries(values: dict[str, float], vocabulary: int) -> list[Query]:
             first = rng.integers(5, 5 + max(4, int(values["candidates"]) // 4))
             found[(int(first), *rng.integers(5, vocabulary, _CANDIDATE - 2).tolist(), 2)] = None
         prompt = rng.integers(5, vocabulary, int(values["prompt tokens"])).tolist()
-        asked.append((tuple(prompt), build_tree(tuple(found))))
+        asked.append(Query(tuple(prompt), build_tree(tuple(found))))
     return [asked[i % distinct] for i in range(environments)]
 
 
@@ -177,8 +177,8 @@ def best_of(model: LanguageModel, repeats: int) -> Callable[[Callable[[], Any]],
 
 
 def measure(model: LanguageModel, quantity: str, value: float, speed: float, repeats: int) -> Point:
-    policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
-    asked = queries(USUAL | ALONE.get(quantity, {}) | {quantity: value}, model.tokenizer.vocab_size)
+    policy = LanguagePolicy(model, sampling="trie", normalisation="token")
+    asked = queries(DEFAULTS | FEWER.get(quantity, {}) | {quantity: value}, model.tokenizer.vocab_size)
     distinct = list(dict.fromkeys(asked))  # an agent asks each once
     seconds = best_of(model, repeats)
 
@@ -215,8 +215,8 @@ def measure(model: LanguageModel, quantity: str, value: float, speed: float, rep
 
 def causal_ratio(model: LanguageModel, tokens: int, repeats: int) -> float:
     """Packed scoring of one long prompt, over a plain causal forward of the same prompt through the decoder."""
-    (query,) = queries(USUAL | {"environments": 1, "prompt tokens": tokens}, model.tokenizer.vocab_size)
-    policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
+    (query,) = queries(DEFAULTS | {"environments": 1, "prompt tokens": tokens}, model.tokenizer.vocab_size)
+    policy = LanguagePolicy(model, sampling="trie", normalisation="token")
     seconds = best_of(model, repeats)
     decoder = model.model.get_base_model().get_decoder()
     ids = torch.tensor([query[0]], device=model.device)
@@ -227,8 +227,8 @@ def causal_ratio(model: LanguageModel, tokens: int, repeats: int) -> float:
 
 def shares(model: LanguageModel) -> str:
     """What the time of an update of 64 environments is spent on: percentages by kind of operation."""
-    policy = LanguagePolicy(model, sampling="trie", normalisation="token", critic_hidden=(16,))
-    asked = queries(USUAL | {"environments": 64}, model.tokenizer.vocab_size)
+    policy = LanguagePolicy(model, sampling="trie", normalisation="token")
+    asked = queries(DEFAULTS | {"environments": 64}, model.tokenizer.vocab_size)
     for _ in range(2):
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             policy.score(model.pack(asked)).token_log_probs.sum().backward()

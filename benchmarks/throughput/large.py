@@ -1,9 +1,9 @@
-"""A Llama of the paper's size, or a small one, in a few iterations: ``python -m benchmarks.throughput.large``.
+"""Speed and memory of training a Llama of 7B parameters, or a small one: ``python -m benchmarks.throughput.large``.
 
-The weights are random, for speed and memory do not depend on them. POAD with the paper's settings is trained through
-the real loop, in an environment of phrases and in one of programs, and beside it the same agent done naively: every candidate
-a row of its own with the whole prompt, logits everywhere, the critic's forward repeated in every epoch, equal
-observations computed again. Every way has a process of its own, so that its peak memory is its own.
+POAD with the paper's settings is trained for a few iterations, in an environment of phrases and in one of programs. The
+weights are random: speed and memory do not depend on them. For comparison the same agent is trained naively: every
+candidate is a row with the whole prompt, logits are computed at every token, the critic's forward pass is repeated in
+every epoch, and equal observations are computed again. Each training has a process of its own, for its peak memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import trainers
 from benchmarks.presets import preset_settings
 from benchmarks.throughput.scoring import naive_epoch, naive_features, naive_log_probs
 from trainers import Action, Rollout
-from trainers.agents.common import ActionRecord
 from trainers.agents.poad import POAD
+from trainers.language_agent import ActionRecord
 from trainers.language_model import EMBEDDED_FOLDER
 from trainers.policy import PolicyOutput
 from trainers.prefix_tree import Query
@@ -40,7 +40,7 @@ SHAPES = {
 }
 NUM_ENVS = 4
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Multiplications and additions a second, dense bfloat16, as the makers say."""
+"""Floating-point operations per second, dense bfloat16, as the manufacturers state."""
 
 
 class Task(NamedTuple):
@@ -56,10 +56,10 @@ class Task(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """What it took: seconds of all iterations, tokens through the model (padding included), floating-point operations
-    of its layers, GiB."""
+    """Cost of all iterations: seconds, tokens through the model (padding included), floating-point operations of its
+    layers, GiB."""
 
-    decisions: int
+    steps: int
     rollout: float
     update: float
     tokens: int
@@ -68,15 +68,14 @@ class Speed(NamedTuple):
 
 
 class NaivePOAD(POAD):
-    """The same decisions, as they are made without any of what makes them fast; of the update the forward and backward
-    passes alone."""
+    """POAD without optimisations; of an update only the forward and backward passes."""
 
     def act(self, observations: np.ndarray, infos: Sequence[dict[str, Any]], *, greedy: bool = False) -> list[Action]:
-        queries = self._queries(observations, infos, greedy)
+        queries = self.queries(observations, infos, greedy=greedy)
         found = self._likelihoods(queries)
-        choices = [self._choose(output.action_log_probs, greedy) for output in found]
+        choices = [self.select(output, greedy=greedy) for output in found]
         taken = [(prompt, tree.candidates[choice]) for (prompt, tree), choice in zip(queries, choices, strict=True)]
-        self.policy.critic(naive_features(self.language_model, taken))  # the values of this step
+        self.critic(naive_features(self.language_model, taken))  # the values of this step
         return [
             Action("", action, ActionRecord(query, choice, output))
             for query, (_, action), choice, output in zip(queries, taken, choices, found, strict=True)
@@ -96,13 +95,13 @@ class NaivePOAD(POAD):
         return found
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
-        batch = self._batch(rollout)
+        batch = self.assign_credit(rollout)
         losses = [naive_epoch(self, batch) for _ in range(self.settings.epochs)]
         return {"policy_loss": float(torch.stack(losses).mean())}
 
 
 def make_model(shape: str, folder: Path) -> None:
-    """Write a folder with a model of random weights that speaks the embedded model's tokens.
+    """Write a folder with a model of random weights and the embedded model's tokenizer.
 
     Call it in a process of its own: torch keeps the GPU memory of the weights until the process ends.
     """
@@ -121,7 +120,7 @@ def parameters_of_layers(config: LlamaConfig) -> int:
 
 
 def measure(task: Task) -> Speed:
-    """Train for some iterations, in a process that does nothing else."""
+    """Train for some iterations, alone in a process."""
     torch.set_num_threads(1)
     disable_progress_bar()
     settings = preset_settings("paper", task.environment, "poad")
@@ -157,12 +156,12 @@ def time_training(agent: POAD, envs: Any, iterations: int, rollout_steps: int) -
     tokens, flops = 0, 0.0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    decisions = iterations * NUM_ENVS * rollout_steps
-    lines = trainers.train(agent, envs, decisions, rollout_steps=rollout_steps)
+    steps = iterations * NUM_ENVS * rollout_steps
+    lines = trainers.train(agent, envs, steps, rollout_steps=rollout_steps)
     hook.remove()
     memory = torch.cuda.max_memory_allocated() if on_gpu else _peak_of_process()
     rollout, update = (sum(line["timing"][name] for line in lines) for name in ("rollout_seconds", "learn_seconds"))
-    return Speed(decisions, rollout, update, tokens, flops, memory / 1024**3), lines
+    return Speed(steps, rollout, update, tokens, flops, memory / 1024**3), lines
 
 
 def _peak_of_process() -> int:
@@ -176,7 +175,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--rollout-steps", type=int, default=8, help=f"in each of {NUM_ENVS} environments")
-    parser.add_argument("--max-action-tokens", type=int, default=64, help="of a program")
+    parser.add_argument("--max-action-tokens", type=int, default=64, help="maximum number of tokens of a program")
     parser.add_argument("--quantize", nargs="*", default=["none", "4bit"], choices=["none", "4bit", "8bit"])
     parser.add_argument("--environments", nargs="*", default=ENVIRONMENTS)
     options = parser.parse_args()
@@ -185,10 +184,10 @@ def main() -> None:
     peak = next((value for name, value in PEAKS.items() if name in device), None)
     print(
         f"{options.shape} ({parameters_of_layers(SHAPES[options.shape]):,} parameters in layers) on {device}: "
-        f"{options.iterations} iterations of {NUM_ENVS * options.rollout_steps} decisions"
+        f"{options.iterations} iterations of {NUM_ENVS * options.rollout_steps} steps"
     )
     print(
-        f"{'environment':35} {'base':5} {'way':7} {'decisions/s':>11} {'rollout s':>9} {'update s':>9} {'tokens/s':>9}",
+        f"{'environment':35} {'base':5} {'way':7} {'steps/s':>11} {'rollout s':>9} {'update s':>9} {'tokens/s':>9}",
         end="",
     )
     print(f" {'MFU':>6} {'GiB':>6} {'':>7}")
@@ -225,7 +224,7 @@ def _show(task: Task, speeds: Sequence[Speed], peak: float | None) -> None:
     utilisation = "" if peak is None else f"{now.flops / seconds / peak:.1%}"
     print(
         f"{task.environment:35} {base:5} "
-        f"{'naive' if task.naive else 'packed':7} {now.decisions / seconds:11.2f} {now.rollout:9.2f} {now.update:9.2f} "
+        f"{'naive' if task.naive else 'packed':7} {now.steps / seconds:11.2f} {now.rollout:9.2f} {now.update:9.2f} "
         f"{now.tokens / seconds:9,.0f} {utilisation:>6} {now.memory:6.2f} {ratio:>7}",
         flush=True,
     )

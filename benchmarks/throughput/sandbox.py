@@ -1,4 +1,4 @@
-"""What the sandbox costs, and that nothing is left of what ran in it: ``python -m benchmarks.throughput.sandbox``."""
+"""Time that the sandbox adds to a program, and what it leaves behind: ``python -m benchmarks.throughput.sandbox``."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ENVIRONMENT = "DataSciCoding-balance-scale-v0"
 ENVS = 8
 BATCH = 250
 LIMIT_MS = 15.0
-"""What an evaluation may cost beyond the bare program."""
+"""Maximum time that the sandbox may add to a program."""
 
 
 def programs_of(name: str) -> tuple[str, str]:
-    """A program that expects its imports to be made, as a warm process has them, and one for a new interpreter."""
+    """Return a program for a warm process, whose imports are done, and one for a new interpreter."""
     body = PROGRAMS[name]
     if name == "empty":
         return body, FRESH + body
@@ -131,9 +131,10 @@ def statuses(infos: dict[str, Any], key: str = "status") -> list[Any]:
 
 
 def throughput(evaluations: int, repeats: int) -> None:
-    """Programs scored a second, each on five splits; a second pass over the same programs is answered from memory."""
+    """Print programs scored per second, each on five splits; the second pass over the same programs is cached."""
     print(
-        f"{ENVIRONMENT}: {ENVS} environments, {evaluations} programs of the grammar, five splits each; median (p10) of {repeats}\n"
+        f"{ENVIRONMENT}: {ENVS} environments, {evaluations} programs of the grammar, five splits each; "
+        f"median (p10) of {repeats}\n"
     )
     print(f"{'workers':10}{'new programs/s':>22}{'the same again/s':>22}{'programs that work':>22}")
     for workers in (1, 2):

@@ -1,9 +1,9 @@
-"""Packed against naive scoring and updating: ``python -m benchmarks.throughput.scoring``.
+"""Time of packed and naive scoring and updates: ``python -m benchmarks.throughput.scoring``.
 
-The same model, the same decisions, the same likelihoods (compared first). Naive is what the paper's code does: every
-candidate is a row of its own with the whole prompt, logits are made everywhere, the critic's forward is repeated in
-every epoch, and equal observations are computed again. Timed are a rollout's scoring and one epoch of updates; and for
-small models the same epoch with PEFT's own layers for adapters ("adapter").
+Model, actions and likelihoods are the same (they are compared first). The naive way is that of the paper's code: every
+candidate is a row with the whole prompt, logits are computed at every token, the critic's forward pass is repeated in
+every epoch, and equal observations are computed again. Measured are the scoring of a rollout (policy and critic), one
+epoch of updates, and for small models the same epoch with PEFT's own adapter layers ("adapter").
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ import torch
 from peft.tuners import lora
 
 import trainers
-from trainers import Action, Rollout, ppo
+from trainers import Action, Rollout, losses
 from trainers.adapters import AdaptedLinear
-from trainers.agents.common import ActionRecord, Batch, Metrics, PPOAgent
+from trainers.agents.ppo import Batch, PPOAgent
+from trainers.features import FeatureStore
+from trainers.language_agent import ActionRecord
 from trainers.language_model import LanguageModel
+from trainers.metrics import Metrics
 from trainers.prefix_tree import Query, Tokens
 from trainers.rollout import begin, collect
 
@@ -33,15 +36,15 @@ ENVIRONMENT = "Overcooked-tomato-lettuce-salad-v0"
 
 
 def queries_of_random_play(agent: PPOAgent, envs: Any, steps: int, prompt: int, distinct: bool) -> list[list[Query]]:
-    """T rows of N queries as a random policy meets them, prompts brought to one length; or all of them different."""
+    """Return T rows of N queries of a random policy, with prompts of one length; with ``distinct``, all different."""
     rollout = collect(trainers.make("random", envs), envs, begin(envs, seed=0), steps, discount=1.0)
     rows = []
     for t, infos in enumerate(rollout.infos):
-        asked = agent._queries(rollout.observations[t], infos, greedy=False)
-        rows.append([((ids * prompt)[-prompt:], tree) for ids, tree in asked])
+        asked = agent.queries(rollout.observations[t], infos)
+        rows.append([Query((ids * prompt)[-prompt:], tree) for ids, tree in asked])
     if distinct:
         rng = np.random.default_rng(0)
-        rows = [[(tuple(rng.permutation(ids).tolist()), tree) for ids, tree in row] for row in rows]
+        rows = [[Query(tuple(rng.permutation(ids).tolist()), tree) for ids, tree in row] for row in rows]
     return rows
 
 
@@ -50,7 +53,7 @@ Row = tuple[Tokens, Tokens]
 
 
 def naive_log_probs(language_model: LanguageModel, rows: Sequence[Row]) -> torch.Tensor:
-    """Token log-probabilities of rows, padded at the right: (rows, longest action)."""
+    """Return token log-probabilities of rows, padded at the right: (rows, longest action)."""
     ids, mask, taken = _pad(language_model.device, rows)
     log_probs = language_model.model(input_ids=ids, attention_mask=mask).logits.float().log_softmax(-1)
     columns, tokens, real = taken
@@ -60,7 +63,7 @@ def naive_log_probs(language_model: LanguageModel, rows: Sequence[Row]) -> torch
 
 @torch.no_grad()
 def naive_features(language_model: LanguageModel, rows: Sequence[Row]) -> torch.Tensor:
-    """The frozen base model once more, at every token of each row's action: (rows, longest action, hidden)."""
+    """Return features of the frozen base model at every token of each row's action: (rows, longest action, hidden)."""
     ids, mask, (columns, _, _) = _pad(language_model.device, rows)
     with language_model.model.disable_adapter():
         decoder = language_model.model.get_base_model().get_decoder()
@@ -80,74 +83,86 @@ def _pad(device: torch.device, rows: Sequence[Row]) -> tuple[Any, Any, Any]:
 
 
 def naive_rollout(agent: PPOAgent, asked: list[list[Query]]) -> list[torch.Tensor]:
+    """Score all candidates, and the values of the first one, naively."""
     found = []
     with torch.no_grad():
         for row in asked:
             every = [(prompt, candidate) for prompt, tree in row for candidate in tree.candidates]
             found.append(naive_log_probs(agent.language_model, every))
             taken = [(prompt, tree.candidates[0]) for prompt, tree in row]
-            agent.policy.critic(naive_features(agent.language_model, taken))
+            agent.critic(naive_features(agent.language_model, taken))
     return found
 
 
 def packed_rollout(agent: PPOAgent, asked: list[list[Query]]) -> list[Any]:
-    agent._outputs.clear()
-    return [agent._assess(row) for row in asked]
+    """Score all candidates, and the values of the first one, as the agent does."""
+    agent.forget_outputs()
+    store = FeatureStore(agent.language_model, 0)  # with nothing kept from before
+    found = [agent.policy_outputs(row) for row in asked]
+    taken = [(query.prompt, query.tree.candidates[0][:-1]) for row in asked for query in row]
+    rows = np.unique(np.concatenate(store.rows(taken)))
+    with torch.no_grad():
+        agent.critic.values(store.features[torch.from_numpy(rows).to(agent.language_model.device)])
+    return found
 
 
 def naive_epoch(agent: PPOAgent, batch: Batch) -> torch.Tensor:
-    """One epoch over the batch; returns the last minibatch's loss."""
+    """Do one epoch over the batch naively; return the last minibatch's loss."""
     settings = agent.settings
-    whole_actions = isinstance(agent, trainers.agents.agent_class("twosome"))
-    for rows in np.array_split(np.arange(len(batch.decisions)), settings.minibatches):
-        memories = [batch.decisions[row] for row in rows]
-        taken = [(memory.query[0], memory.query[1].candidates[memory.choice]) for memory in memories]
+    whole_actions = agent.level == "action"
+    for rows in np.array_split(np.arange(len(batch.records)), settings.minibatches):
+        records = [batch.records[row] for row in rows]
+        taken = [(record.query.prompt, record.tokens) for record in records]
         if whole_actions:
-            every = [(memory.query[0], c) for memory in memories for c in memory.query[1].candidates]
+            every = [(record.query.prompt, c) for record in records for c in record.query.tree.candidates]
             lengths = torch.tensor([float(len(c) - 1) for _, c in every], device=agent.language_model.device)
             scores = (
                 (naive_log_probs(agent.language_model, every).sum(-1) / lengths).view(len(rows), -1).log_softmax(-1)
             )
-            log_probs = scores[torch.arange(len(rows)), [memory.choice for memory in memories]][:, None]
+            log_probs = scores[torch.arange(len(rows)), [record.choice for record in records]][:, None]
         else:
             log_probs = naive_log_probs(agent.language_model, taken)
         mask, width = batch.mask[rows], batch.mask.shape[1]
         log_probs = torch.nn.functional.pad(log_probs, (0, width - log_probs.shape[1]))
         loss = (
-            ppo.clipped_policy_loss(log_probs, batch.old_log_probs[rows], batch.advantages[rows], mask, settings.clip)
+            losses.clipped_policy_loss(
+                log_probs, batch.old_log_probs[rows], batch.advantages[rows], mask, settings.clip
+            )
             / mask.sum()
         )
-        agent._actor_optimizer.zero_grad()
+        agent.actor_optimizer.zero_grad()
         loss.backward()
-        agent._actor_optimizer.step()
+        agent.actor_optimizer.step()
         features = naive_features(agent.language_model, taken)
-        values = torch.nn.functional.pad(agent.policy.critic(features)[..., 0], (0, width))[:, :width]
-        value_loss = ppo.clipped_value_loss(values, batch.old_values[rows], batch.returns[rows], mask, settings.clip)
-        agent._critic_optimizer.zero_grad()
+        values = torch.nn.functional.pad(agent.critic(features)[..., 0], (0, width))[:, :width]
+        value_loss = losses.clipped_value_loss(values, batch.old_values[rows], batch.returns[rows], mask, settings.clip)
+        agent.critic_optimizer.zero_grad()
         (value_loss / mask.sum()).backward()
-        agent._critic_optimizer.step()
+        agent.critic_optimizer.step()
     return loss.detach()
 
 
 def packed_epoch(agent: PPOAgent, batch: Batch) -> float:
+    """Do one epoch over the batch as the agent does."""
     metrics = Metrics()
-    for rows in np.array_split(np.arange(len(batch.decisions)), agent.settings.minibatches):
-        agent._critic_step(batch, rows, metrics)
-        agent._actor_step(batch, batch.advantages, rows, metrics, first=False)
+    for rows in np.array_split(np.arange(len(batch.records)), agent.settings.minibatches):
+        agent.critic_step(batch, rows, metrics)
+        agent.actor_step(batch, batch.advantages, rows, metrics, first=False)
     return metrics.means()["policy_loss"]
 
 
 def epoch_with_pefts_layers(agent: PPOAgent, batch: Batch) -> float:
+    """Do one epoch as the agent does, with PEFT's adapter layers."""
     with mock.patch.object(AdaptedLinear, "forward", lora.Linear.forward):
         return packed_epoch(agent, batch)
 
 
 def batch_of(agent: PPOAgent, asked: list[list[Query]]) -> Batch:
-    """A batch of decisions with random choices, rewards and no ends."""
+    """Return a batch of actions with random choices and rewards, and no ends of episodes."""
     rng = np.random.default_rng(1)
-    decisions = [
+    actions = [
         [
-            Action("", (), ActionRecord(q, int(rng.integers(len(q[1].candidates))), a))
+            Action("", (), ActionRecord(q, int(rng.integers(len(q.tree.candidates))), a))
             for q, a in zip(row, seen, strict=True)
         ]
         for row, seen in zip(asked, packed_rollout(agent, asked), strict=True)
@@ -157,14 +172,14 @@ def batch_of(agent: PPOAgent, asked: list[list[Query]]) -> Batch:
     ends = never.copy()
     ends[-1] = True
     rollout = Rollout(
-        np.zeros((*shape, 1)), [[{}] * shape[1]] * shape[0], decisions, rng.normal(size=shape), np.ones(shape),
+        np.zeros((*shape, 1)), [[{}] * shape[1]] * shape[0], actions, rng.normal(size=shape), np.ones(shape),
         ends, never, ~never, np.ones((shape[1], 1), dtype=np.int64), [{}] * shape[1],
     )  # fmt: skip
-    return agent._batch(rollout)
+    return agent.assign_credit(rollout)
 
 
 def seconds(work: Callable[[], Any], repeats: int) -> float:
-    """Median time of a few runs after one that warms up."""
+    """Return the median time of several repetitions after one for warming up."""
     work()
     taken = []
     for _ in range(repeats):
@@ -182,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded", help="embedded, or a Hugging Face name or folder")
     parser.add_argument("--prompt", type=int, default=50, help="tokens of every prompt")
-    parser.add_argument("--steps", type=int, default=64, help="steps of the rollout, in 4 environments")
+    parser.add_argument("--steps", type=int, default=64, help="steps of the rollout in each of 4 environments")
     parser.add_argument("--minibatches", type=int, default=1, help="optimiser steps of an epoch")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
@@ -192,7 +207,7 @@ def main() -> None:
     print(f"{options.model}, {options.steps} steps in 4 environments, 8 candidates, prompts of {options.prompt} tokens")
     print(f"{'agent':8} {'observations':22} {'what':8} {'naive s':>9} {'packed s':>9} {'ratio':>7}")
     for name in ("poad", "twosome"):
-        # A learning rate of next to nothing: both ways meet the same weights however often they are timed.
+        # A tiny learning rate: the weights are the same in all repetitions.
         agent = trainers.make(
             name,
             envs,
@@ -221,7 +236,7 @@ def main() -> None:
 
 
 def _compare_numbers(agent: PPOAgent, asked: list[list[Query]]) -> None:
-    """Both ways must find the same likelihoods before their speed means anything."""
+    """Check that both ways compute the same likelihoods."""
     tolerance = 1e-4 if agent.language_model.model.dtype == torch.float32 else 0.2
     for naive, packed in zip(naive_rollout(agent, asked[:2]), packed_rollout(agent, asked[:2]), strict=True):
         ours = np.concatenate([output.token_log_probs for output in packed])

@@ -61,7 +61,7 @@ def trap(name):
 
 for name in ("init", "_lazy_init", "current_device", "get_device_capability", "get_device_properties", "set_device"):
     setattr(torch.cuda, name, trap(name))
-from benchmarks.run import PRELOADED
+from benchmarks.processes import PRELOADED
 for name in PRELOADED:
     __import__(name)
 assert not torch.cuda.is_initialized()

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.footprint import footprint
+from benchmarks.throughput.footprint import footprint
 from lang_envs import load_tokenizer
-from trainers.agents.settings import Settings
+from trainers.agents.ppo import PPOSettings as Settings
 from trainers.language_model import load_language_model
 
 TOKENS = 32

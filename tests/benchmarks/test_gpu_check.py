@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_check
-from benchmarks.gpu_check import PARTS, Part, Setup
+from benchmarks.throughput import gpu_check
+from benchmarks.throughput.gpu_check import PARTS, Part, Setup
 
 ROOT = Path(__file__).parents[2]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", *arguments],
+        [sys.executable, "-m", "benchmarks.throughput.gpu_check", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def test_a_part_that_cannot_run_says_why(
     part: Part, outcome: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PARTS, "machine", part)
-    gpu_check._work("machine", Setup("cpu", "tiny", tmp_path / "model", tmp_path))
+    gpu_check.work("machine", Setup("cpu", "tiny", tmp_path / "model", tmp_path))
     assert json.loads((tmp_path / "outcome.json").read_text()) == outcome
 
 
@@ -79,5 +79,5 @@ def test_a_part_that_takes_too_long_is_ended_and_where_no_time_is_left_none_begi
     monkeypatch.setattr(gpu_check, "start", lambda *_, **__: subprocess.Popen(endless, start_new_session=True))
     (tmp_path / "stderr").touch()
     setup = Setup("cpu", "tiny", tmp_path / "model", tmp_path)
-    assert gpu_check._run("machine", setup, seconds=1)["failed"] == "not done after 1 s"
-    assert gpu_check._run("machine", setup, seconds=0.5) == {"skipped": "no time is left"}
+    assert gpu_check.run_part("machine", setup, seconds=1)["failed"] == "not done after 1 s"
+    assert gpu_check.run_part("machine", setup, seconds=0.5) == {"skipped": "no time is left"}

@@ -1,4 +1,4 @@
-"""Run folders of strangers are only data: each way to damage one gives one line, and none runs code or hangs."""
+"""Folders of strangers are only data: each kind of damage gives one line of error, and none runs code or hangs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ import pytest
 
 import trainers
 from benchmarks.__main__ import main
-from benchmarks.cell import CONFIG_FILE, PLAN_FILE, RESULT_FILE, Benchmark, run_cell
+from benchmarks.analyses.language import FAMILIES, PARTS, PERPLEXITY_FILE
 from benchmarks.config import BenchmarkConfig
-from benchmarks.experiments import FOOD
-from benchmarks.language_ability import _KINDS, _PARTS
+from benchmarks.presets import FOOD
+from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark
 from benchmarks.stored import one_line
+from benchmarks.worker import execute
 from lang_envs.storage import decode, encode
 from trainers.checkpoint import save_checkpoint
 from trainers.loop import CHECKPOINTS_FOLDER
@@ -53,20 +54,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.save(folder / CONFIG_FILE)
     (folder / "versions.txt").write_text("python 3.11\n")
     agent = trainers.make("poad", gym.make(FOOD), seed=0)
-    for cell in Benchmark(config, folder).cells:
-        cell.path.mkdir(parents=True)
+    for run in Benchmark(config, folder).runs:
+        run.path.mkdir(parents=True)
         line = {"step": 64, "iteration": 1, "episodes": 2, "recent_return": 0.5, "recent_success": 0.5}
         line |= {"reward": 0.5, "works": 1.0, "score": 0.5, "best_score": 0.5, "best_score_step": 32}
         line |= {"timing": {"rollout_seconds": 1.0, "learn_seconds": 2.0, "steps_per_second": 21.0}}
-        (cell.path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-        (cell.path / "versions.txt").write_text("python 3.11\n")
-        (cell.path / "best_program.py").write_text("x = 1\n")
-        (cell.path / PLAN_FILE).write_text(json.dumps(cell.plan))
+        (run.path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        (run.path / "versions.txt").write_text("python 3.11\n")
+        (run.path / "best_program.py").write_text("x = 1\n")
+        (run.path / RUN_FILE).write_text(json.dumps(run.configuration))
         outcome = {"return": 0.5, "success": 0.5, "episodes": 4}
-        (cell.path / RESULT_FILE).write_text(json.dumps({"sampled": outcome, "greedy": outcome}))
-        rows = [[kind, part, 2.0, 3.0] for kind in _KINDS for part in _PARTS]
-        (cell.path / "perplexity.json").write_text(json.dumps(rows))
-        save_checkpoint(cell.path / CHECKPOINTS_FOLDER, 64, agent.save, {}, best=True)
+        (run.path / RESULT_FILE).write_text(json.dumps({"sampled": outcome, "greedy": outcome}))
+        rows = [[kind, part, 2.0, 3.0] for kind in FAMILIES for part in PARTS]
+        (run.path / PERPLEXITY_FILE).write_text(json.dumps(rows))
+        save_checkpoint(run.path / CHECKPOINTS_FOLDER, 64, agent.save, {}, best=True)
     return folder
 
 
@@ -96,7 +97,7 @@ def command(*arguments: str) -> str:
     """
     if arguments[0] == "critic":
         try:
-            Benchmark.load(Path(arguments[1])).cells[0].load_agent(gym.make(FOOD))
+            Benchmark.load(Path(arguments[1])).runs[0].load_agent(gym.make(FOOD))
         except ValueError as error:
             return f"error: {one_line(str(error))}"
         return ""
@@ -232,17 +233,17 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     (f"{CELL}/metrics.jsonl", fifo, ANY, "no regular file"),
     (f"{CELL}/metrics.jsonl", link("/etc/passwd"), ANY, "symbolic link"),
     (f"{CELL}/best_program.py", link("/etc/passwd"), ANY, "symbolic link"),
-    (f"{CELL}/plan.json", fifo, ANY, "no regular file"),
+    (f"{CELL}/run.json", fifo, ANY, "no regular file"),
     (f"{CELL}/checkpoints", link("/etc"), ANY, "symbolic link"),
     (CELL, link("/"), ANY, "symbolic link"),
     (LAST, link("/etc"), ANY, "symbolic link"),
     (LAST, link("../../seed-1/checkpoints/step-0000000064"), ANY, "symbolic link"),
-    (f"{LAST}/critic.safetensors", fifo, ANY, "no regular file"),
+    (f"{LAST}/agent.safetensors", fifo, ANY, "no regular file"),
     (f"{LAST}/random", os.mkfifo, ANY, "no regular file"),
     # plans and results
-    (f"{CELL}/plan.json", text("[]"), ANY, "no object"),
-    (f"{CELL}/plan.json", edit(clip=0.7), ANY, "clip=0.7"),
-    (f"{CELL}/plan.json", edit(clip=...), ANY, "clip=None"),
+    (f"{CELL}/run.json", text("[]"), ANY, "no object"),
+    (f"{CELL}/run.json", edit(clip=0.7), ANY, "clip=0.7"),
+    (f"{CELL}/run.json", edit(clip=...), ANY, "clip=None"),
     (f"{CELL}/result.json", text("{}"), ANY, "'sampled' is missing"),
     (f"{CELL}/result.json", edit(sampled=3), ANY, "3 is no object"),
     (f"{CELL}/result.json", edit(greedy__success=...), ANY, "'success' is missing"),
@@ -261,17 +262,17 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     (f"{CELL}/metrics.jsonl", edit(timing=3), ("report", "programs"), "metrics.jsonl"),
     (f"{CELL}/metrics.jsonl", edit(timing__learn_seconds="x"), ("report", "programs"), "learn_seconds is 'x'"),
     (f"{CELL}/metrics.jsonl", gone, ("report", "programs"), "metrics.jsonl"),
-    (f"{CELL}/best_program.py", gone, ("programs",), "best_program.py is gone"),
+    (f"{CELL}/best_program.py", gone, ("programs",), "is missing"),
     (f"{CELL}/best_program.py", text(b"\xff"), ("programs",), "best_program.py is damaged"),
     (f"{CELL}/best_program.py", huge, ("programs",), "best_program.py is too large"),
     (f"{CELL}/versions.txt", text(b"\xff"), ("report",), "versions.txt is damaged"),
     (f"{CELL}/versions.txt", gone, ("report",), "versions.txt"),
     # what was measured
-    (f"{CELL}/perplexity.json", text("{}"), ("language-ability",), "perplexity.json"),
-    (f"{CELL}/perplexity.json", rows(1), ("language-ability",), "perplexity.json"),
-    (f"{CELL}/perplexity.json", rows(["a", "b", "c", "d"]), ("language-ability",), "perplexity.json"),
-    (f"{CELL}/perplexity.json", rows(["a", "b", 1.0, 2.0]), ("language-ability",), "perplexity.json"),
-    (f"{CELL}/perplexity.json", rows([["a"], "b", 1.0, 2.0]), ("language-ability",), "perplexity.json"),
+    (f"{CELL}/{PERPLEXITY_FILE}", text("{}"), ("language-ability",), PERPLEXITY_FILE),
+    (f"{CELL}/{PERPLEXITY_FILE}", rows(1), ("language-ability",), PERPLEXITY_FILE),
+    (f"{CELL}/{PERPLEXITY_FILE}", rows(["a", "b", "c", "d"]), ("language-ability",), PERPLEXITY_FILE),
+    (f"{CELL}/{PERPLEXITY_FILE}", rows(["a", "b", 1.0, 2.0]), ("language-ability",), PERPLEXITY_FILE),
+    (f"{CELL}/{PERPLEXITY_FILE}", rows([["a"], "b", 1.0, 2.0]), ("language-ability",), PERPLEXITY_FILE),
     # checkpoints
     (f"{LAST}/agent.json", text("{}"), (*WITH_AGENT, "credit"), "agent.json"),
     (f"{LAST}/agent.json", text("[" * 200_000), WITH_AGENT, "nested too deeply"),
@@ -280,8 +281,8 @@ CASES: list[tuple[str, Damage, tuple[str, ...], str]] = [
     (f"{LAST}/agent.json", gone, WITH_AGENT, "no agent.json"),
     (f"{LAST}/agent.pt", lambda path: path.write_bytes(pickle.dumps(Trap())), WITH_AGENT, "agent.pt is a pickle"),
     (f"{LAST}/agent.safetensors", text(b"\xff" * 100), WITH_AGENT, "agent.safetensors is damaged"),
-    (f"{LAST}/critic.safetensors", text(b""), WITH_AGENT, "critic.safetensors is damaged"),
-    (f"{LAST}/critic.safetensors", text(b"\x02" + bytes(7) + b"{}"), WITH_AGENT, "cannot be loaded"),
+    (f"{LAST}/agent.safetensors", text(b""), WITH_AGENT, "agent.safetensors is damaged"),
+    (f"{LAST}/agent.safetensors", text(b"\x02" + bytes(7) + b"{}"), WITH_AGENT, "cannot be loaded"),
     (f"{LAST}/adapter/adapter_model.safetensors", gone, WITH_AGENT, "adapter_model.safetensors"),
     (f"{LAST}/adapter/adapter_model.safetensors", text(b"\x02" + bytes(7) + b"{}"), WITH_AGENT, "other layers"),
     # modules
@@ -318,15 +319,15 @@ def test_a_damaged_folder_gives_one_line(
 @pytest.mark.parametrize("changes", [{"algo": "evil:RandomAgent"}, {"env": "evil:Environment-v0"}])
 def test_a_report_needs_no_module_and_imports_one_if_it_is_named(changes: dict[str, str], run: Path) -> None:
     edit(**changes)(run / CONFIG_FILE)
-    for cell in run.glob("poad/seed-*"):
-        edit(**{"works": ..., "best_score": ..., "score": ...})(cell / "metrics.jsonl")
-        (cell / PLAN_FILE).unlink()
-        shutil.rmtree(cell / CHECKPOINTS_FOLDER)
-    (run / "poad").rename(run / Benchmark.load(run).cells[0].path.parent.name)
+    for own in run.glob("poad/seed-*"):
+        edit(**{"works": ..., "best_score": ..., "score": ...})(own / "metrics.jsonl")
+        (own / RUN_FILE).unlink()
+        shutil.rmtree(own / CHECKPOINTS_FOLDER)
+    (run / "poad").rename(run / Benchmark.load(run).runs[0].path.parent.name)
     assert command(*arguments_of("report")) == ""
     assert not Path("ran").exists()
     assert command(*arguments_of("report"), "--allow-import", "evil") == ""
-    assert Path("ran").exists(), "the trap does not work"
+    assert Path("ran").exists(), "the test's module is not imported"
 
 
 def test_resuming_imports_what_the_user_names(run: Path) -> None:
@@ -366,13 +367,13 @@ def stored(**changes: Any) -> Damage:
         ("progress.json", fifo, "no regular file"),
         ("progress.pkl", lambda path: path.write_bytes(pickle.dumps(Trap())), "progress.pkl is a pickle"),
         ("agent.pt", lambda path: path.write_bytes(pickle.dumps(Trap())), "agent.pt is a pickle"),
-        ("agent.json", stored(**{"class": "NTPO"}), "holds a NTPO"),
-        ("agent.json", stored(random={"bit_generator": "os"}), "cannot be loaded"),
-        ("agent.json", stored(steps_learnt="many"), "steps_learnt"),
-        ("agent.json", stored(settings=3), "or settings are of another type"),
-        ("agent.json", stored(actor_optimizer__param_groups=[]), "other options"),
-        ("agent.json", stored(actor_optimizer__state={0: 1}), "cannot be loaded"),
-        ("agent.json", stored(actor_optimizer__state={10**6: {}}), "a parameter 1000000"),
+        ("agent.json", stored(**{"class": "NTPO"}), "contains a NTPO"),
+        ("agent.json", stored(state__random={"bit_generator": "os"}), "cannot be loaded"),
+        ("agent.json", stored(state__steps_learnt="many"), "steps_learnt"),
+        ("agent.json", stored(settings=3), "have the wrong type"),
+        ("agent.json", stored(state__actor_optimizer__param_groups=[]), "other options"),
+        ("agent.json", stored(state__actor_optimizer__state={0: 1}), "cannot be loaded"),
+        ("agent.json", stored(state__actor_optimizer__state={10**6: {}}), "a parameter 1000000"),
         ("adapter/adapter_model.safetensors", text(b"\xff" * 9), "adapter_model.safetensors is damaged"),
     ],
 )
@@ -380,7 +381,7 @@ def test_a_run_that_cannot_be_resumed_says_why_in_one_line(name: str, damage: Da
     damage(run / LAST / name)
     (run / CELL / RESULT_FILE).unlink()
     with pytest.raises(SystemExit) as ended:
-        run_cell(Benchmark(BenchmarkConfig.load(run / CONFIG_FILE), run).cells[0], 1)
+        execute(Benchmark(BenchmarkConfig.load(run / CONFIG_FILE), run).runs[0], 1)
     said = str(ended.value.code)
     assert said.startswith("error: ") and says in said and "checkpoints/" in said and said.isprintable()
     assert not Path("ran").exists(), "code was run"
@@ -392,8 +393,8 @@ def test_a_full_disk_is_said_in_one_line(run: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("trainers.train", full)
     (run / CELL / RESULT_FILE).unlink()
-    with pytest.raises(SystemExit, match=r"error: poad seed 0: .*No space left on device.*make room and go on"):
-        run_cell(Benchmark.load(run).cells[0], 1)
+    with pytest.raises(SystemExit, match=r"error: POAD .seed 0.: .*No space left on device.*free some space"):
+        execute(Benchmark.load(run).runs[0], 1)
 
 
 def test_what_a_run_in_its_own_process_says_is_the_command_lines(run: Path) -> None:
@@ -409,4 +410,4 @@ def test_what_a_run_in_its_own_process_says_is_the_command_lines(run: Path) -> N
     )
     first, last = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "progress.pkl is a pickle" in first and "Traceback" not in done.stderr
-    assert last == "error: poad seed 0 ended with code 1: errors stand above"
+    assert last == "error: POAD (seed 0) ended with code 1: see the errors above"

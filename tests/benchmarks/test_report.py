@@ -1,4 +1,4 @@
-"""The page of a report: what is on it, what it refuses, and how a browser shows it."""
+"""Records and pages of finished runs: contents, what is refused, and how a browser shows them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ import subprocess
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 
 from benchmarks.action_length import base_model
-from benchmarks.cell import CONFIG_FILE, PLAN_FILE, RESULT_FILE, Benchmark
-from benchmarks.comparison import compare, compare_over, runs_of, write_comparison
+from benchmarks.agent_spec import COLOURS, AgentSpec
+from benchmarks.analyses import returns
 from benchmarks.config import BenchmarkConfig
-from benchmarks.experiments import EXPERIMENTS, FOOD
-from benchmarks.paper import PaperConfig, remember, remembered
-from benchmarks.report import Section, write_report
-from benchmarks.tables import Known, Table
+from benchmarks.experiments import EXPERIMENTS
+from benchmarks.paper import PaperConfig, asked_in, remember
+from benchmarks.presets import FOOD
+from benchmarks.records import Record, stored_names
+from benchmarks.report import render, render_page, write_report
+from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark
 from benchmarks.versions import VERSIONS_FILE
 from trainers.embedded_lm.pretrain import PretrainingSettings
 
 SALAD = "Overcooked-tomato-salad-v0"
 RETURNS = {"poad": (0.9, 0.8, 0.7), "ntpo": (0.3, 0.2, 0.75)}
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def write_run(folder: Path, env: str = SALAD, seeds: int = 3, **more: str) -> Benchmark:
-    """A finished run made by hand: what a seed ends at, it has had in training since half-way."""
+    """Write a finished benchmark; each seed has its final return from the middle of training on."""
     config = BenchmarkConfig(algo=",".join(RETURNS), env=env, steps=200, num_envs=1, rollout_steps=10, seeds=seeds)
     benchmark = Benchmark(config, folder)
     folder.mkdir(parents=True)
@@ -42,10 +45,10 @@ def write_run(folder: Path, env: str = SALAD, seeds: int = 3, **more: str) -> Be
 
 
 def fill(benchmark: Benchmark, **more: str) -> None:
-    steps = benchmark.config.usual.steps
-    for cell in benchmark.cells:
-        cell.path.mkdir(parents=True, exist_ok=True)
-        end = RETURNS.get(cell.algo, (0.4, 0.6))[cell.seed]
+    steps = benchmark.config.run_defaults.steps
+    for run in benchmark.runs:
+        run.path.mkdir(parents=True, exist_ok=True)
+        end = RETURNS.get(run.agent.name, (0.4, 0.6))[run.seed]
         lines = [
             {
                 "step": step,
@@ -53,111 +56,171 @@ def fill(benchmark: Benchmark, **more: str) -> None:
                 "recent_return": 0.0 if step < steps / 2 else end,
                 "timing": {"rollout_seconds": 1.0, "learn_seconds": 2.0},
             }
-            | ({} if cell.algo == "random" else {"approximate_kl": 0.01, "skipped_actor_steps": 0.25})
+            | ({} if run.agent.algorithm == "random" else {"approximate_kl": 0.01, "skipped_actor_steps": 0.25})
             | ({"reward": end, "works": 1.0, "score": end, "best_score": end} if "program" in more else {})
             for iteration, step in enumerate((steps * k // 20 for k in range(1, 21)), 1)
         ]
-        (cell.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (cell.path / VERSIONS_FILE).write_text("python 3.11\n")
+        (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run.path / VERSIONS_FILE).write_text("python 3.11\n")
         result = {"return": end, "success": 1.0, "episodes": 100}
-        (cell.path / RESULT_FILE).write_text(json.dumps({"sampled": result, "greedy": result}))
+        (run.path / RESULT_FILE).write_text(json.dumps({"sampled": result, "greedy": result}))
         if "program" in more:
-            (cell.path / "best_program.py").write_text(more["program"])
+            (run.path / "best_program.py").write_text(more["program"])
 
 
-def test_agents_are_compared_by_what_their_runs_came_to(tmp_path: Path) -> None:
-    benchmark = write_run(tmp_path / "run")
+def collected(benchmark: Benchmark) -> dict[str, Any]:
+    (comparison,) = returns.collect([benchmark])["comparisons"]
+    return comparison  # type: ignore[no-any-return]
+
+
+def rows_of(comparison: dict[str, Any]) -> list[dict[str, str]]:
+    table = returns.table_of(comparison)
+    return [dict(zip(table.header, row, strict=True)) for row in table.rows]
+
+
+def test_returns_of_runs_are_collected_and_shown(tmp_path: Path) -> None:
+    comparison = collected(write_run(tmp_path / "run"))
     optimum = 0.920518
-    for algo, reached in (("poad", 1), ("ntpo", 0)):
-        runs = runs_of(benchmark, algo)
-        assert tuple(runs.returns) == RETURNS[algo]
-        assert runs.never == 3 - reached
-        assert runs.decisions_to_near_optimum == [100 if end >= 0.9 * optimum else 200 for end in RETURNS[algo]]
-    table, (verdict,) = compare(benchmark)
-    assert verdict == "n = 3 runs of each agent are too few to say who is better."
-    poad, ntpo, random = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    for own, reached in zip(comparison["agents"], (1, 0), strict=True):
+        ends = RETURNS[own["algorithm"]]
+        assert tuple(own["returns"]) == ends
+        assert own["never"] == 3 - reached
+        assert own["steps_to_90_percent"] == [100 if end >= 0.9 * optimum else 200 for end in ends]
+    assert returns.claims_of(comparison)[1] == "3 seeds of each agent are too few for a significance test."
+    poad, ntpo, random = rows_of(comparison)
     assert (random["agent"], random["n"]) == ("random policy", "100 episodes")
-    assert random["return"].startswith("-0.140 ["), "what the README's table says of it"
-    assert (poad["n"], ntpo["n"]) == ("3", "3") and "poad above it" not in ntpo
+    assert random["return"].startswith("-0.140 ["), "the number of the README"
+    assert (poad["n"], ntpo["n"]) == ("3", "3")
     assert poad["return"].startswith("0.800 [")
     assert poad["of optimum"].startswith(f"{0.8 / optimum:.1%} [")
-    assert poad["decisions to 90 %"].endswith("], 2 of 3 never")
-    assert (poad["fell back"], ntpo["fell back"], ntpo["decisions to 90 %"]) == ("0 of 1", "", "never")
+    assert poad["steps to 90 %"].endswith("], 2 of 3 never")
+    assert (poad["regressed"], ntpo["regressed"], ntpo["steps to 90 %"]) == ("0 of 1", "", "never")
     assert ntpo["skipped steps"] == "25% [25%, 25%]"
 
 
-def test_agents_are_told_apart_where_runs_suffice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_are_tested_for_significance_with_enough_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = {"poad": (0.9, 0.8, 0.7, 0.8, 0.8), "ntpo": (0.3, 0.2, 0.75, 0.1, 0.1), "random": (0.7, 0.8, 0.9, 0.8, 0.8)}
     monkeypatch.setattr("test_report.RETURNS", ends)
-    table, verdicts = compare(write_run(tmp_path / "run", seeds=5))
-    poad, ntpo, _, _ = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    comparison = collected(write_run(tmp_path / "run", seeds=5))
+    poad, ntpo, *_ = rows_of(comparison)
     # of the 25 pairs POAD is above in all but 0.7 against 0.75
-    assert ntpo["poad above it"].startswith("96% [") and poad["poad above it"] == ""
-    assert verdicts == [
-        "poad ends above ntpo more often than chance would have it (rank test with Holm's correction, p < 0.05).",
-        "These runs do not tell poad apart from random.",
-    ]
+    assert ntpo["P(POAD is better)"].startswith("96% [") and poad["P(POAD is better)"] == ""
+    mean, test = returns.claims_of(comparison)
+    assert mean.startswith("POAD has a mean final return of 0.800 [")
+    assert test.startswith("This is significantly higher than that of NTPO (0.290, p = 0.0")
+    assert "not significantly different from that of random agent (0.800, p = 1) (rank test" in test
 
 
-def test_what_the_terminal_says_keeps_the_settings_of_agents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ends = {"random": (0.9, 0.8, 0.7, 0.8, 0.8), "random[seed=1]": (0.1, 0.2, 0.3, 0.2, 0.2)}
-    monkeypatch.setattr("test_report.RETURNS", ends)
-    write_comparison(write_run(tmp_path / "run", seeds=5), tmp_path, Console(width=200))
-    shown = capsys.readouterr().out
-    assert "random ends above random[seed=1] more often" in shown
-    assert re.search(r"random\[seed=1\] +0\.200 \[0\.140, 0\.260\]", shown)
+def test_shared_settings_are_in_the_title_and_others_in_the_labels(tmp_path: Path) -> None:
+    algo = "poad[epochs=2,entropy_coefficient=0.0],ntpo[entropy_coefficient=0.0]"
+    benchmark = Benchmark(BenchmarkConfig(algo=algo), tmp_path)
+    assert benchmark.title == f"{SALAD}, no entropy bonus"
+    first, second = benchmark.config.agents
+    labels = [agent.label_without(benchmark.shared_settings) for agent in (first, second)]
+    assert labels == ["POAD, epochs = 2", "NTPO"]
 
 
-def test_returns_are_no_shares_of_an_optimum_below_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.comparison.optimum_of", lambda benchmark: -2.0)
+def test_returns_are_no_fractions_of_an_optimum_below_zero(tmp_path: Path) -> None:
+    comparison = collected(write_run(tmp_path / "run")) | {"optimum": -2.0}
+    table = returns.table_of(comparison)
+    assert not {"of optimum", "steps to 90 %", "regressed"} & set(table.header)
+    shown = returns.present({"comparisons": [comparison, comparison | {"env": "other"}]})
+    assert "steps to 90 %" not in "".join(shown.notes)
+    assert [drawing.name for drawing in shown.drawings] == ["final-returns"], "no aggregate over environments"
+
+
+def test_steps_to_near_optimum_are_the_first_at_nine_tenths() -> None:
+    lines = [{"step": 10}, {"step": 20, "recent_return": 0.5}, {"step": 30, "recent_return": 0.91}]
+    assert returns.steps_to_near_optimum(lines, 1.0) == 30
+    assert returns.steps_to_near_optimum(lines, 2.0) is None
+    assert returns.steps_to_near_optimum(lines, None) is None
+
+
+def test_runs_that_regress_are_counted(tmp_path: Path) -> None:
     benchmark = write_run(tmp_path / "run")
-    table, _ = compare(benchmark)
-    assert not {"of optimum", "decisions to 90 %", "fell back"} & set(table.header) and "90 %:" not in table.note
-    with pytest.raises(ValueError, match="has no positive optimum"):
-        compare_over([benchmark])
+    file = benchmark.runs[0].path / "metrics.jsonl"
+    *before, last = map(json.loads, file.read_text().splitlines())
+    for end, regressed in ((0.9, 0), (0.46, 1)):
+        last["recent_return"] = end
+        file.write_text("".join(json.dumps(line) + "\n" for line in (*before, last)))
+        own = collected(benchmark)["agents"][0]
+        assert (own["never"], own["regressed"]) == (2, regressed)
 
 
-def test_a_run_that_forgets_what_it_knew_is_counted(tmp_path: Path) -> None:
+def test_runs_with_few_episodes_have_no_learning_curve(tmp_path: Path) -> None:
     benchmark = write_run(tmp_path / "run")
-    curve = benchmark.of("poad")[0].path / "metrics.jsonl"
-    *before, last = map(json.loads, curve.read_text().splitlines())
-    assert (runs_of(benchmark, "poad").never, runs_of(benchmark, "poad").fell) == (2, 0)
-    last["recent_return"] = 0.46
-    curve.write_text("".join(json.dumps(line) + "\n" for line in (*before, last)))
-    assert (runs_of(benchmark, "poad").never, runs_of(benchmark, "poad").fell) == (2, 1)
+    for run in benchmark.runs:
+        file = run.path / "metrics.jsonl"
+        lines = [json.loads(line) | {"episodes": 7} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = returns.present(returns.collect([benchmark]))
+    assert [drawing.name for drawing in shown.drawings] == ["final-returns"]
 
 
-def test_one_page_holds_every_run_its_best_programs_and_how_it_was_made(tmp_path: Path) -> None:
+def test_a_report_shows_every_benchmark_and_can_be_rendered_without_runs(tmp_path: Path) -> None:
     program = 'print("<script>alert(1)</script>")  # ```'
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", "DataSciCoding-balance-scale-v0", program=program)
-    kept = tmp_path / "kept"
-    page = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "new" / "page.html", kept).read_text()
-    assert page.count("<figure>") == page.count("data:image/png;base64,") == 3
+    records = tmp_path / "records"
+    page = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "new" / "page.html", records).read_text()
+    assert page.count("<figure>") == page.count("data:image/svg+xml;base64,") == 6
     assert "<script>" not in page and "&lt;script&gt;alert(1)" in page
-    assert page.count("<pre>python -m benchmarks run</pre>") == 2
-    assert f"\n````\n{program}\n````\n" in (kept / "b-programs.md").read_text()
-    for algo in RETURNS:
-        assert f"balance-scale, {algo}: the best program, ROC AUC {max(RETURNS[algo]):.4f}" in page
+    assert page.count("<pre>python -m benchmarks run</pre>") == 3
+    assert f"\n````\n{program}\n````\n" in (records / "b-programs.md").read_text()
+    for algo, ends in RETURNS.items():
+        assert f"balance-scale, {algo.upper()}: best program, ROC AUC {max(ends):.4f}" in page
     assert not re.search(r'(src|href)="(?!data:|#)', page), "the page must not need a network"
-    assert sorted(file.name for file in kept.iterdir() if not file.name.startswith("b")) == [
-        "a-1.png",
-        "a-made.md",
+    assert sorted(file.name for file in records.iterdir() if not file.name.startswith("b")) == [
+        "a-curves.json.gz",
+        "a-final-returns.svg",
+        "a-learning-curves.svg",
         "a.json",
         "a.jsonl",
         "a.md",
     ]
-    lines = [json.loads(line) for line in (kept / "a.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (records / "a.jsonl").read_text().splitlines()]
     assert [(line["agent"], line["seed"], line["sampled"]["return"]) for line in lines] == [
         (algo, seed, value) for algo, values in RETURNS.items() for seed, value in enumerate(values)
     ]
-    text = (kept / "a.md").read_text()
-    assert "![Learning curves" in text and "](a-1.png)" in text and "| poad | 3 | 0.800 [" in text
+    written = {file: file.read_bytes() for file in records.iterdir()}
+    text = (records / "a.md").read_text()
+    assert "](a-learning-curves.svg)" in text and "| POAD | 3 | 0.800 [" in text
+    for name in ("a", "b"):
+        shutil.rmtree(tmp_path / name)
+    for file in (*records.glob("*.md"), *records.glob("*.svg")):
+        file.unlink()
+    render(records)
+    assert {file: file.read_bytes() for file in records.iterdir()} == written
 
 
-def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path) -> None:
+def test_records_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    benchmark = write_run(tmp_path / "run")
+    record = Record("returns", "A title", json.loads(json.dumps(returns.collect([benchmark]))))
+    record.save(tmp_path, "x")
+    assert Record.load(tmp_path, "x") == record
+
+
+@pytest.mark.parametrize("name", stored_names(RESULTS))
+def test_published_pages_are_what_is_rendered_from_the_published_numbers(name: str, tmp_path: Path) -> None:
+    for file in RESULTS.glob(f"{name}*"):
+        shutil.copy(file, tmp_path)
+    page = render_page(tmp_path, name)
+    assert (tmp_path / f"{name}.md").read_text() == (RESULTS / f"{name}.md").read_text(), "run: make render"
+    linked = re.findall(r"\]\((.*?)\)", page.markdown)
+    assert linked and all((RESULTS / file).is_file() for file in linked)
+    assert not [word for word in ("decisions", "told apart", "fell back", "cannot show") if word in page.markdown
+                .replace('"decisions" are environment steps', "")]  # fmt: skip
+    for heading in ("## Question", "## Answer", "## Figures", "## Tables", "## Limitations", "## Reproduce"):
+        assert heading in page.markdown
+
+
+def test_every_algorithm_has_one_colour() -> None:
+    assert len(set(COLOURS.values())) == len(COLOURS)
+    for name in COLOURS:
+        assert AgentSpec(name, {"gamma": 1.0}).colour == COLOURS[name]
+
+
+def test_finished_comparisons_of_the_papers_experiments_are_shown(tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "paper"
     for config in (
         PaperConfig(output=folder, seeds=2, only=("discount", "length", "curves")),
@@ -165,97 +228,94 @@ def test_the_papers_experiments_are_shown_as_far_as_they_are_done(tmp_path: Path
     ):
         folder.mkdir(exist_ok=True)
         remember(config)
-    asked = remembered(folder).benchmarks
+    asked = {name: config.benchmarks(name) for name, config in asked_in(folder).items()}
     assert {name: benchmarks[0].config.seeds for name, benchmarks in asked.items()} == {
         "curves": 2,
         "entropy": 3,
         "discount": 2,
         "length": 2,
     }
-    for panel, benchmark in zip(EXPERIMENTS["length"].panels, asked["length"], strict=True):
+    for comparison, benchmark in zip(EXPERIMENTS["length"].comparisons, asked["length"], strict=True):
         reading = PretrainingSettings(steps=1, programs=0, env_steps=100, batch=2)
-        base_model(str(panel.tokens), panel.env, Path(str(benchmark.config.model)), reading)
+        base_model(str(comparison.tokens), comparison.env, Path(str(benchmark.config.model)), reading)
     done = (*asked["discount"], *asked["length"], asked["curves"][0])
     for benchmark in done:
         fill(benchmark)
     for benchmark in done:
-        for cell in benchmark.cells:
-            (cell.path / VERSIONS_FILE).write_text(f"torch\ncommit {cell.seed}\npeft\n")
+        for run in benchmark.runs:
+            (run.path / VERSIONS_FILE).write_text(f"torch\ncommit {run.seed}\npeft\n")
     moved = tmp_path / "moved"
     folder.rename(moved)
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    for name in ("quick", "missing"):
-        (kept / f"{name}.md").write_text("of an earlier page")
-    page = unescape(write_report([moved], tmp_path / "page.html", kept).read_text())
-    assert not (kept / "quick.md").exists() and "18 of 24 runs are not done" in (kept / "missing.md").read_text()
-    text = (kept / "discount.md").read_text()
+    records = tmp_path / "records"
+    page = unescape(write_report([moved], tmp_path / "page.html", records).read_text())
+    text = (records / "discount.md").read_text()
     assert "torch\npeft\n6 runs: commit 0\n6 runs: commit 1\n" in text
     assert "python -m benchmarks paper --only discount --seeds 2\n" in text
-    assert not [file for file in kept.glob("*.[jm]*") if str(tmp_path) in file.read_text()]
+    assert not [file for file in records.glob("*.[jm]*") if file.suffix != ".gz" and str(tmp_path) in file.read_text()]
     for name in ("discount", "length"):
-        assert EXPERIMENTS[name].question in page and EXPERIMENTS[name].limits in page
+        assert EXPERIMENTS[name].question in page and EXPERIMENTS[name].limitations in page
         assert f"python -m benchmarks paper --only {name}" in page
-    assert "The same without an entropy bonus, and with the paper's: 42 of 48 runs are not done (" in page
-    assert "Learning curves (figure 3): 18 of 24 runs are not done (VirtualHome-entertainment-v0, Overcooked" in page
-    shown = (kept / "curves.md").read_text()
-    assert "VirtualHome-food-preparation-v0" in shown and "entertainment" not in shown, "what is done is shown"
+    assert "entropy: 42 of 48 runs are not finished (" in capsys.readouterr().err.replace("\n", "")
+    shown = (records / "curves.md").read_text()
+    assert "18 of 24 runs are not finished (VirtualHome-entertainment-v0, Overcooked" in shown
+    assert "**VirtualHome-food-preparation-v0" in shown and "**VirtualHome-entertainment" not in shown
     captions = re.findall("<figcaption>(.*?)</figcaption>", page)
     assert sum(caption.startswith("Learning curves") for caption in captions) == 3
-    assert {"Return by the discount inside an action; 1 is POAD."} <= set(captions)
-    assert any(caption.startswith("What POAD is ahead of NTPO") for caption in captions)
-    assert page.count("VirtualHome-food-preparation-v0 in characters") >= 2
+    assert sum(caption.startswith("Final return over the discount inside an action") for caption in captions) == 1
+    assert sum(caption.startswith("First panel: final return of POAD minus") for caption in captions) == 1
+    assert "VirtualHome-food-preparation-v0, model characters" in page
 
 
-def test_options_of_one_experiment_are_not_those_of_another(tmp_path: Path) -> None:
+def test_each_experiment_keeps_its_own_options(tmp_path: Path) -> None:
     for config in (
         PaperConfig(output=tmp_path, only=("curves",), scale="7b"),
         PaperConfig(output=tmp_path, only=("programs",), scale="7b", model="some/model", quantize="4bit"),
     ):
         remember(config)
-    asked = remembered(tmp_path)
-    assert asked.configs["curves"].command == "python -m benchmarks paper --only curves --scale 7b"
-    assert asked.configs["programs"].model == "some/model"
-    assert asked.benchmarks["curves"][0].config.model == "meta-llama/Llama-2-7b-hf"
+    asked = asked_in(tmp_path)
+    assert asked["curves"].command == "python -m benchmarks paper --only curves --scale 7b"
+    assert asked["programs"].model == "some/model"
+    assert asked["curves"].benchmarks("curves")[0].config.model == "meta-llama/Llama-2-7b-hf"
     for text, message in (
-        ('{"curves": {"colour": "red"}}', r"paper\.json: curves is not of this version, which has no 'colour'"),
-        ('{"seeds_of": {}}', r"paper\.json is not of this version, which has no experiment 'seeds_of'"),
+        ('{"curves": {"colour": "red"}}', r"paper\.json: curves is of another version: this one has no 'colour'"),
+        ('{"seeds_of": {}}', r"paper\.json is of another version: this one has no experiment 'seeds_of'"),
     ):
         (tmp_path / "paper.json").write_text(text)
         with pytest.raises(ValueError, match=message):
-            remembered(tmp_path)
+            asked_in(tmp_path)
         with pytest.raises(ValueError, match=message):
             remember(config)
 
 
-def test_numbers_without_an_interval_are_refused(tmp_path: Path) -> None:
-    for bare in ("0.5", "12", "-3.25", "97%", "1,024"):
-        with pytest.raises(ValueError, match=rf"return of poad is {bare}, without an interval"):
-            Section("a", "A", tables=[Table("", ("agent", "return"), [("poad", bare)], {})])
-    for cell in ("0.5 [0.4, 0.6]", "", "none works", Known("0.9651")):
-        Section("a", "A", tables=[Table("", ("agent", "return"), [("poad", cell)], {})])
-    write_run(tmp_path / "run", seeds=1)
-    with pytest.raises(ValueError, match="has one seed, and an interval needs two"):
-        write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
-    assert not (tmp_path / "page.html").exists()
+def test_one_seed_is_shown_without_intervals(tmp_path: Path) -> None:
+    benchmark = write_run(tmp_path / "run", seeds=1)
+    poad, *_ = rows_of(collected(benchmark))
+    assert (poad["return"], poad["n"]) == ("0.900", "1")
+    assert "P(POAD is better)" not in poad
 
 
-def test_runs_in_the_case_studys_environment_need_no_critic(tmp_path: Path) -> None:
+def test_several_seeds_have_intervals(tmp_path: Path) -> None:
+    numbers = ("return", "interquartile mean", "of optimum", "greedy", "success", "approximate KL", "skipped steps")
+    for row in rows_of(collected(write_run(tmp_path / "run"))):
+        assert all("[" in row[name] for name in numbers if row[name])
+
+
+def test_the_case_study_needs_critics(tmp_path: Path) -> None:
     benchmark = write_run(tmp_path / "run", FOOD)
     random = replace(benchmark.config, algo="random")
     random.save(tmp_path / "run" / CONFIG_FILE)
     (tmp_path / "run" / "poad").rename(tmp_path / "run" / "random")
-    page = write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept").read_text()
-    assert page.count("<figure>") == 1 and "Credit inside" not in page
+    page = write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "records").read_text()
+    assert page.count("<figure>") == 2 and "credit inside" not in page
 
 
-def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no benchmark's folder"):
-        write_report([tmp_path], tmp_path / "page.html", tmp_path / "kept")
+def test_folders_that_cannot_be_analysed_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not the folder of a benchmark"):
+        write_report([tmp_path], tmp_path / "page.html", tmp_path / "records")
     with pytest.raises(ValueError, match="name the folders"):
-        write_report([], tmp_path / "page.html", tmp_path / "kept")
+        write_report([], tmp_path / "page.html", tmp_path / "records")
     benchmark = write_run(tmp_path / "run")
-    metrics = benchmark.cells[0].path / "metrics.jsonl"
+    metrics = benchmark.runs[0].path / "metrics.jsonl"
     whole = metrics.read_text()
     for text, message in (
         (
@@ -266,19 +326,19 @@ def test_folders_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
     ):
         metrics.write_text(text)
         with pytest.raises(ValueError, match=message):
-            write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
+            write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "records")
     metrics.write_text(whole)
-    result = benchmark.cells[-1].path / RESULT_FILE
+    result = benchmark.runs[-1].path / RESULT_FILE
     for damaged, message in ((b"{}", "'sampled' is missing"), (b"[]", "holds no object"), (b"\xff", "is damaged")):
         result.write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"result\.json.*{message}"):
-            write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
+            write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "records")
     result.unlink()
     with pytest.raises(ValueError, match=r"ntpo/seed-2 is not finished: make bench RESUME="):
-        write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
-    (benchmark.cells[0].path / PLAN_FILE).write_text(json.dumps(benchmark.cells[0].plan | {"clip": 0.1}))
-    with pytest.raises(ValueError, match=r"poad/seed-0 was begun with clip=0\.1, and 0\.2 is asked for"):
-        write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
+        write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "records")
+    (benchmark.runs[0].path / RUN_FILE).write_text(json.dumps(benchmark.runs[0].configuration | {"clip": 0.1}))
+    with pytest.raises(ValueError, match=r"poad/seed-0 was started with clip=0\.1; clip=0\.2 is asked for"):
+        write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "records")
 
 
 PROBE = """
@@ -311,8 +371,8 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
         assert not os.environ.get("CI"), "CI needs Chromium"
         pytest.skip("there is no Chromium on this machine")
     write_run(tmp_path / "run", "DataSciCoding-balance-scale-v0", program="x = 1")
-    page = write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "kept")
-    # A frame as wide as the screen would be, for a window may not be as narrow as a telephone.
+    page = write_report([tmp_path / "run"], tmp_path / "page.html", tmp_path / "records")
+    # A frame of the screen's width: a window cannot be as narrow as a telephone.
     probed = tmp_path / "probed.html"
     probed.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
     (tmp_path / "frame.html").write_text(
@@ -335,6 +395,6 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     found = json.loads(title.replace("&quot;", '"'))
     assert "CONSOLE" not in done.stderr
     assert found["dark"] == dark
-    assert len(found["pictures"]) == 2 and min(found["pictures"]) > 300
+    assert len(found["pictures"]) == 4 and min(found["pictures"]) > 200
     assert found["wide"] <= 0, "the page itself must not scroll sideways"
     assert found["faint"] == []

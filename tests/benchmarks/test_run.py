@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.config import AgentOverrides, BenchmarkConfig
-from benchmarks.curves import decisions_to_near_optimum
-from benchmarks.display import _last_metrics
-from benchmarks.presets import USUAL, Usual, preset_settings
-from trainers.agents.settings import Settings, TokenLevelSettings, TwosomeSettings, resolve
+from benchmarks.agent_spec import AgentSpec
+from benchmarks.config import AgentOptions, BenchmarkConfig
+from benchmarks.display import evaluation, last_metrics
+from benchmarks.presets import RUN_DEFAULTS, RunDefaults, preset_settings
+from benchmarks.runs import Benchmark
+from benchmarks.worker import EVALUATION_FILE
+from trainers.agents import AGENTS, agent_class
 from trainers.loop import alone_in
+from trainers.settings import resolve
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--steps", "256", "--seeds", "1", "--eval-episodes", "4", "--checkpoint-every", "1", "--rollout-steps", "16")
@@ -42,29 +45,30 @@ def only_run(folder: Path) -> Path:
     return run
 
 
-def test_a_benchmark_leaves_table_figure_metrics_and_adapters(tmp_path: Path) -> None:
+def test_a_benchmark_writes_pages_figures_metrics_and_adapters(tmp_path: Path) -> None:
     done = benchmark("run", "--algo", "poad,random", *SMALL, "--actor-lr", "0.0007", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     run = only_run(tmp_path)
-    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
-    table = json.loads((run / "table.json").read_text())
-    assert list(table["runs"]) == ["poad", "random"]
-    assert table["optimum"] == pytest.approx(0.920518)
-    assert "optimum" in (run / "table.md").read_text()
-    assert "decisions to 90 %" in done.stdout
-    cell = run / "poad" / "seed-0"
-    settings = json.loads((cell / "agent.json").read_text())["settings"]
+    assert "<svg" in (run / "returns-final-returns.svg").read_text()
+    (comparison,) = json.loads((run / "returns.json").read_text())["data"]["comparisons"]
+    assert [agent["algorithm"] for agent in comparison["agents"]] == ["poad", "random"]
+    assert comparison["optimum"] == pytest.approx(0.920518)
+    assert "optimal return 0.9205" in (run / "returns.md").read_text()
+    assert "steps to 90 %" in done.stdout
+    config = json.loads((run / "config.json").read_text())
+    run = run / "poad" / "seed-0"
+    settings = json.loads((run / "agent.json").read_text())["settings"]
     assert settings["actor_lr"] == 0.0007, "an option given changes the resolved configuration"
     assert settings["gamma"] == 0.99, "what was left open is resolved"
-    assert len(json.loads((cell / "agent.json").read_text())["initial_adapter_sha256"]) == 64
-    assert (cell / "metrics.jsonl").exists()
-    assert list(cell.glob("events.out.tfevents.*"))
-    assert (cell / "checkpoints" / "best" / "adapter" / "adapter_model.safetensors").exists()
-    assert json.loads((run / "config.json").read_text())["steps"] == 256
+    assert len(json.loads((run / "agent.json").read_text())["initial_adapter_sha256"]) == 64
+    assert (run / "metrics.jsonl").exists()
+    assert list(run.glob("events.out.tfevents.*"))
+    assert (run / "checkpoints" / "best" / "adapter" / "adapter_model.safetensors").exists()
+    assert config["steps"] == 256
     assert "torch" in (run / "versions.txt").read_text()
 
 
-def test_a_stopped_benchmark_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_stopped_benchmark_is_resumed_and_repeats_nothing(tmp_path: Path) -> None:
     arguments = ["run", "--algo", "random,poad", *SMALL, "--steps", "1024", "--workers", "1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks", *arguments],
@@ -79,33 +83,33 @@ def test_a_stopped_benchmark_goes_on_and_repeats_nothing(tmp_path: Path) -> None
     process.wait(timeout=30)
     run = only_run(tmp_path)
     deadline = time.monotonic() + 10
-    while True:  # what it had begun ends with it
+    while True:  # its processes end with it
         try:
             with alone_in(run / "poad" / "seed-0"):
                 break
         except BlockingIOError:
-            assert time.monotonic() < deadline, "a run trains on unseen"
+            assert time.monotonic() < deadline, "a run outlived its benchmark"
             time.sleep(0.1)
     finished = (run / "random" / "seed-0" / "result.json").stat().st_mtime_ns
     begun = (run / "poad" / "seed-0" / "agent.json").stat().st_mtime_ns
-    assert not (run / "table.json").exists()
+    assert not (run / "returns.json").exists()
     done = benchmark("resume", str(run), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (run / "random" / "seed-0" / "result.json").stat().st_mtime_ns == finished
     steps = [json.loads(line)["step"] for line in (run / "poad" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(64, 1025, 64))
-    assert (run / "poad" / "seed-0" / "agent.json").stat().st_mtime_ns == begun, "it began anew"
-    assert (run / "curves.png").exists()
+    assert (run / "poad" / "seed-0" / "agent.json").stat().st_mtime_ns == begun, "it started again"
+    assert (run / "returns-final-returns.svg").exists()
 
 
-def test_the_last_line_of_metrics_may_be_long_or_not_yet_there(tmp_path: Path) -> None:
+def test_the_last_line_of_metrics_may_be_long_or_missing(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    assert _last_metrics(file) is None
+    assert last_metrics(file) is None
     timing = {"timing": {"steps_per_second": 9.0}}
     whole = json.dumps({"step": 7} | timing | {f"metric {n}": 0.123456789 for n in range(1000)}) + "\n"
     for text, step in (("", None), ('{"st', None), (whole, 7), ('{"step": 1}\n' + whole, 7), (whole + '{"st', 7)):
         file.write_text(text)
-        found = _last_metrics(file)
+        found = last_metrics(file)
         assert (found and found["step"]) == step
 
 
@@ -142,24 +146,28 @@ class Wise:
 """
 
 
-def test_a_third_partys_agent_runs_in_a_benchmark(tmp_path: Path) -> None:
+def test_an_agent_of_a_third_party_runs_in_a_benchmark(tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(PLUGIN)
     done = benchmark("run", "--algo", "my_module:Wise", *SMALL, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    (wise,) = json.loads((only_run(tmp_path) / "table.json").read_text())["runs"].values()
+    (comparison,) = json.loads((only_run(tmp_path) / "returns.json").read_text())["data"]["comparisons"]
+    (wise,) = comparison["agents"]
+    assert wise["algorithm"] == "my_module:Wise"
     assert wise["returns"] == [pytest.approx(0.920518)]
     assert wise["success"] == [1.0]
 
 
-def test_a_setting_that_a_third_partys_agent_does_not_take_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_settings_that_an_agent_of_a_third_party_lacks_are_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(PLUGIN)
     done = benchmark("run", "--algo", "poad,my_module:Wise", "--actor-lr", "1e-4", *SMALL, folder=tmp_path)
     assert done.returncode == 1
-    assert "error: the agent 'my_module:Wise' takes no actor_lr; settings of one agent stand behind it" in done.stderr
+    assert (
+        "error: agent 'my_module:Wise' takes no actor_lr; put settings of one agent in brackets after it" in done.stderr
+    )
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_that_fails_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
+def test_a_failing_run_does_not_stop_the_others(tmp_path: Path) -> None:
     broken = (
         PLUGIN
         + """
@@ -172,7 +180,7 @@ class Broken(Wise):
     (tmp_path / "my_module.py").write_text(broken)
     done = benchmark("run", "--algo", "my_module:Broken,my_module:Wise", *SMALL, "--workers", "1", folder=tmp_path)
     assert done.returncode != 0 and "out of luck" in done.stderr
-    assert "error: my_module:Broken seed 0 ended with code 1: errors stand above" in done.stderr
+    assert "error: Broken (seed 0) ended with code 1: see the errors above" in done.stderr
     assert len(list(only_run(tmp_path).glob("my_module.Wise/seed-*/result.json"))) == 1
 
 
@@ -184,18 +192,18 @@ class Broken(Wise):
         (("--steps", "0"), "steps=0 must be at least 1"),
         (("--first-seed", "-1"), "first_seed=-1"),
         (("--sampling", "beam"), "sampling='beam'"),
-        (("--algo", "twosome", "--gae-lambda-token", "0.9"), "TwosomeSettings has no gae_lambda_token"),
+        (("--algo", "twosome", "--gae-lambda-token", "0.9"), "TWOSOMESettings has no setting gae_lambda_token"),
         (("--algo", "poad,poad"), "more than once"),
         (("--algo", "poad[epochs=abc]"), "epochs='abc'"),
-        (("--algo", "poad[seed=5]"), "not in brackets"),
+        (("--algo", "poad[seed=5]"), "set it outside the brackets"),
         (("--algo", "ntpo[gamma_token=0.9,gamma_token=0.8]"), "gamma_token is set twice"),
         (("--algo", "ntpo", "--temperature", "1e-300"), "temperature=1e-300 must be at least 0.001"),
         (("--env", "DataSciCoding-airlines-v0"), "To fetch it: python -m lang_envs fetch airlines"),
         (("--algo", ""), "names no agent"),
-        (("--model", "./nowhere"), "there is no tokenizer './nowhere'"),
+        (("--model", "./nowhere"), "./nowhere"),
     ],
 )
-def test_what_cannot_be_run_is_named_without_a_traceback(
+def test_options_that_cannot_be_run_are_named_without_a_traceback(
     arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -206,18 +214,18 @@ def test_what_cannot_be_run_is_named_without_a_traceback(
         main()
     assert str(ended.value).startswith("error: ")
     assert message in str(ended.value)
-    assert not (tmp_path / "runs").exists(), "nothing was begun"
+    assert not (tmp_path / "runs").exists(), "a run was started"
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
     done = benchmark("resume", str(tmp_path), folder=tmp_path)
     assert done.returncode != 0
-    assert "is no benchmark's folder" in done.stderr
+    assert "is not the folder of a benchmark" in done.stderr
 
 
-def test_a_configuration_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_configuration_is_read_back_from_its_file(tmp_path: Path) -> None:
     config = BenchmarkConfig(
-        algo="poad,ntpo", seeds=5, agent=AgentOverrides(actor_lr=0.1, lora_targets=("q_proj",)), runs_dir=tmp_path
+        algo="poad,ntpo", seeds=5, agent=AgentOptions(actor_lr=0.1, lora_targets=("q_proj",)), runs_dir=tmp_path
     )
     config.save(tmp_path / "config.json")
     assert BenchmarkConfig.load(tmp_path / "config.json") == config
@@ -226,8 +234,7 @@ def test_a_configuration_comes_back_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", ["poad", "ntpo", "twosome"])
 @pytest.mark.parametrize("environment", ["Overcooked-tomato-salad-v0", "VirtualHome-entertainment-v0"])
 def test_the_papers_presets_are_settings_of_our_agents(algo: str, environment: str) -> None:
-    settings_type: type[Settings] = TwosomeSettings if algo == "twosome" else TokenLevelSettings
-    settings = resolve(settings_type, "some/7b-model", preset_settings("paper", environment, algo))
+    settings = resolve(agent_class(algo).settings_type, "some/7b-model", preset_settings("paper", environment, algo))
     assert settings.sampling == "candidates"
     assert settings.epochs == (1 if algo == "twosome" else 5)
     assert settings.gamma == (0.99 if environment.startswith("Overcooked") else 0.95)
@@ -236,21 +243,59 @@ def test_the_papers_presets_are_settings_of_our_agents(algo: str, environment: s
 def test_the_wide_preset_is_the_papers_with_rollouts_of_one_step_in_many_environments() -> None:
     config = BenchmarkConfig(env="DataSciCoding-balance-scale-v0", preset="paper-wide", model="a/7b")
     narrow = replace(config, preset="paper")
-    assert (config.usual.num_envs, config.usual.rollout_steps) == (128, 1)
-    assert config.usual.steps == narrow.usual.steps
-    assert config.agent_options("poad", 0) == narrow.agent_options("poad", 0)
+    assert (config.run_defaults.num_envs, config.run_defaults.rollout_steps) == (128, 1)
+    assert config.run_defaults.steps == narrow.run_defaults.steps
+    assert config.agent_options(AgentSpec("poad"), 0) == narrow.agent_options(AgentSpec("poad"), 0)
     with pytest.raises(ValueError, match="'paper-wide' is for DataSciCoding"):
         preset_settings("paper-wide", "Overcooked-tomato-salad-v0", "poad")
 
 
-def test_variants_carry_their_own_settings() -> None:
+def test_an_agent_has_its_own_settings() -> None:
     config = BenchmarkConfig(algo="poad, poad[sampling=candidates,critic_hidden=[64,32]],ntpo[lora_targets=all-linear]")
     config.check()
-    assert config.algos == ("poad", "poad[sampling=candidates,critic_hidden=[64,32]]", "ntpo[lora_targets=all-linear]")
-    options = config.agent_options(config.algos[1], seed=4)
+    names = [agent.name for agent in config.agents]
+    assert names == ["poad", "poad[sampling=candidates,critic_hidden=[64,32]]", "ntpo[lora_targets=all-linear]"]
+    assert [AgentSpec.parse(name) for name in names] == list(config.agents)
+    options = config.agent_options(config.agents[1], seed=4)
     assert options == {"sampling": "candidates", "critic_hidden": [64, 32], "seed": 4}
-    settings = resolve(TokenLevelSettings, "embedded", options)
+    settings = resolve(agent_class("poad").settings_type, "embedded", options)
     assert settings.critic_hidden == (64, 32)
+
+
+def test_agents_have_labels_for_readers_and_folders() -> None:
+    for name, label, folder in (
+        ("poad", "POAD", "poad"),
+        ("random", "random agent", "random"),
+        ("ntpo[gamma_token=0.9]", "NTPO, γ_w = 0.9", "ntpo.gamma_token=0.9"),
+        ("twosome[entropy_coefficient=0.0,epochs=2]", "TWOSOME, no entropy bonus, epochs = 2", None),
+        ("my_module:Wise", "Wise", "my_module.Wise"),
+    ):
+        agent = AgentSpec.parse(name)
+        assert (agent.name, agent.label) == (name, label)
+        assert folder in (None, agent.folder)
+    assert AgentSpec.parse("ntpo[gamma_token=0.9]").colour == AgentSpec("ntpo").colour != AgentSpec("poad").colour
+
+
+def test_help_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "run", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for name in AGENTS:
+        for setting in getattr(getattr(agent_class(name), "settings_type", None), "__dataclass_fields__", {}):
+            assert setting == "seed" or f"--{setting.replace('_', '-')} " in text
+    assert "(default: trie (poad ntpo), candidates (twosome))" in text
+    assert "(default: 0.0003; other models: 5e-07)" in text
+    assert "None" not in text.partition("agent options")[2].replace("None never skips", "")
+
+
+def test_the_progress_of_an_evaluation_is_shown(tmp_path: Path) -> None:
+    run = Benchmark(BenchmarkConfig(), tmp_path).runs[0]
+    run.path.mkdir(parents=True)
+    assert evaluation(run) == "evaluating"
+    (run.path / EVALUATION_FILE).write_text("evaluating on x, greedy: 3/100 episodes")
+    assert evaluation(run) == "evaluating on x, greedy: 3/100 episodes"
 
 
 def test_the_paper_has_no_preset_for_what_it_did_not_run() -> None:
@@ -258,34 +303,28 @@ def test_the_paper_has_no_preset_for_what_it_did_not_run() -> None:
         preset_settings("paper", "DataSciCoding-airlines-v0", "twosome")
 
 
-def test_decisions_to_near_optimum_is_the_first_step_at_nine_tenths() -> None:
-    lines = [{"step": 10}, {"step": 20, "recent_return": 0.5}, {"step": 30, "recent_return": 0.91}]
-    assert decisions_to_near_optimum(lines, 1.0) == 30
-    assert decisions_to_near_optimum(lines, 2.0) is None
-    assert decisions_to_near_optimum(lines, None) is None
-
-
-def test_agents_play_environments_they_were_not_trained_in(tmp_path: Path) -> None:
-    elsewhere = ["VirtualHome-cheese-v0", "VirtualHome-towel-v0"]
-    options = [*SMALL, "--env", "VirtualHome-food-preparation-v0", "--transfer", *elsewhere]
+def test_agents_are_evaluated_on_environments_without_training(tmp_path: Path) -> None:
+    unseen = ["VirtualHome-cheese-v0", "VirtualHome-towel-v0"]
+    options = [*SMALL, "--env", "VirtualHome-food-preparation-v0", "--transfer", *unseen]
     done = benchmark("run", "--algo", "poad,random", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     run = only_run(tmp_path)
     for stage in ("untrained", "trained"):
         found = json.loads((run / "poad" / "seed-0" / f"transfer-{stage}.json").read_text())
-        assert list(found) == elsewhere
+        assert list(found) == unseen
         for ways in found.values():
             for way in ("sampled", "greedy"):
                 assert len(ways[way]["return"]) == len(ways[way]["success"]) == 4
-    environments = json.loads((run / "transfer.json").read_text())["environments"]
-    assert list(environments["VirtualHome-cheese-v0"]) == ["untrained", "poad", "random"]
-    table = (run / "transfer.md").read_text()
-    assert "never rewarded in any of them" in table
-    rows = [line for line in table.splitlines() if line.startswith("|")]
-    assert rows[2].startswith("| VirtualHome-cheese-v0 | 0.7738 | ")
-    assert rows[3] == "| … paper, 7B |  | 0.1351 55% | 0.7553 100% |  |"
-    assert rows[4].startswith("| VirtualHome-towel-v0 | 0.6983 | ")
-    assert (run / "transfer.png").read_bytes().startswith(b"\x89PNG")
+    environments = json.loads((run / "transfer.json").read_text())["data"]["environments"]
+    assert [agent["stage"] for agent in environments[0]["agents"]] == ["untrained", "trained", "trained"]
+    assert [agent["algorithm"] for agent in environments[0]["agents"]] == ["poad", "poad", "random"]
+    page = (run / "transfer.md").read_text()
+    assert "never rewarded in them" in page
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert rows[2].startswith("| cheese | 0.7738 | ")
+    assert rows[3] == "| … published, 7B |  | 0.1351 55% | 0.7553 100% |  |"
+    assert rows[4].startswith("| towel | 0.6983 | ")
+    assert "<svg" in (run / "transfer-transfer.svg").read_text()
     (run / "poad" / "seed-0" / "result.json").unlink()
     untrained = (run / "poad" / "seed-0" / "transfer-untrained.json").read_text()
     again = benchmark("resume", str(run), folder=tmp_path)
@@ -293,39 +332,45 @@ def test_agents_play_environments_they_were_not_trained_in(tmp_path: Path) -> No
     assert (run / "poad" / "seed-0" / "transfer-untrained.json").read_text() == untrained
 
 
-def test_playing_elsewhere_changes_nothing_in_the_training(tmp_path: Path) -> None:
+def test_evaluation_on_other_environments_does_not_change_training(tmp_path: Path) -> None:
     results = []
     for more in ([], ["--transfer", "VirtualHome-pizza-v0"]):
         folder = tmp_path / str(len(more))
         folder.mkdir()
         done = benchmark("run", *SMALL, "--env", "VirtualHome-food-preparation-v0", *more, folder=folder)
         assert done.returncode == 0, done.stderr
-        cell = only_run(folder) / "poad" / "seed-0"
-        lines = [json.loads(line) for line in (cell / "metrics.jsonl").read_text().splitlines()]
-        results.append(([line | {"timing": None} for line in lines], (cell / "result.json").read_text()))
+        run = only_run(folder) / "poad" / "seed-0"
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        results.append(([line | {"timing": None} for line in lines], (run / "result.json").read_text()))
     assert results[0] == results[1]
 
 
-def test_unknown_environments_to_play_are_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_unknown_environments_are_refused_before_anything_runs(tmp_path: Path) -> None:
     done = benchmark("run", *SMALL, "--transfer", "VirtualHome-chese-v0", folder=tmp_path)
     assert done.returncode != 0
     assert "Did you mean 'VirtualHome-cheese-v0'" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_is_not_given_is_what_the_environment_takes_with_the_embedded_model() -> None:
+def test_defaults_depend_on_the_environment_with_the_embedded_model() -> None:
     entertainment = "VirtualHome-entertainment-v0"
-    assert BenchmarkConfig().usual == Usual(16_384, 4)
-    assert BenchmarkConfig(env="VirtualHome-towel-v0").usual == USUAL["VirtualHome"]
-    assert BenchmarkConfig(env=entertainment, steps=7).usual == USUAL[entertainment]._replace(steps=256 * 64)
-    assert BenchmarkConfig(env=entertainment).agent_options("poad", 1) == {"minibatches": 2, "seed": 1}
-    assert BenchmarkConfig(env=entertainment).agent_options("poad[minibatches=8]", 1)["minibatches"] == 8
-    assert BenchmarkConfig(env=entertainment, agent=AgentOverrides(minibatches=3)).agent_options("ntpo", 0) == {
+    assert BenchmarkConfig().run_defaults == RunDefaults(16_384, 4)
+    assert BenchmarkConfig(env="VirtualHome-towel-v0").run_defaults == RUN_DEFAULTS["VirtualHome"]
+    assert BenchmarkConfig(env=entertainment, steps=7).run_defaults == RUN_DEFAULTS[entertainment]._replace(
+        steps=256 * 64
+    )
+    assert BenchmarkConfig(env=entertainment).agent_options(AgentSpec("poad"), 1) == {"minibatches": 2, "seed": 1}
+    assert (
+        BenchmarkConfig(env=entertainment).agent_options(AgentSpec("poad", {"minibatches": 8}), 1)["minibatches"] == 8
+    )
+    assert BenchmarkConfig(env=entertainment, agent=AgentOptions(minibatches=3)).agent_options(
+        AgentSpec("ntpo"), 0
+    ) == {
         "minibatches": 3,
         "seed": 0,
     }
-    for elsewhere in ({"model": "a/7b"}, {"preset": "paper"}):
-        assert BenchmarkConfig(env=entertainment, **elsewhere).usual == Usual()
+    for unseen in ({"model": "a/7b"}, {"preset": "paper"}):
+        assert BenchmarkConfig(env=entertainment, **unseen).run_defaults == RunDefaults()
 
 
 @pytest.mark.parametrize(
@@ -337,7 +382,7 @@ def test_what_is_not_given_is_what_the_environment_takes_with_the_embedded_model
         ({"env": "VirtualHome-cheese-v0", "env_set": ("tsk=1",)}, "tsk"),
         ({"env": "no_such_module:Environment-v0"}, "the module 'no_such_module' cannot be imported: No module named"),
         ({"env": "json:NoSuchEnvironment-v0"}, "NoSuchEnvironment"),
-        ({"env": "CartPole-v1"}, "not token sequences"),
+        ({"env": "CartPole-v1"}, "expected token sequences"),
         ({"transfer": ("VirtualHome-v0",)}, "task: none was given"),
         ({"workers": -1}, "workers=-1 must be at least 1"),
     ],
@@ -349,7 +394,7 @@ def test_environments_that_cannot_be_made_are_refused_before_anything_runs(
         BenchmarkConfig(**options).check()
 
 
-def test_arguments_of_the_environment_reach_it_and_no_other(tmp_path: Path) -> None:
+def test_arguments_of_the_environment_reach_that_environment_alone(tmp_path: Path) -> None:
     config = BenchmarkConfig(
         env="VirtualHome-v0", env_set=("task=cheese", "max_steps=9"), transfer=("VirtualHome-towel-v0",)
     )

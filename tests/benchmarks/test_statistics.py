@@ -1,20 +1,20 @@
-"""Intervals against what theory says of them."""
+"""Intervals and tests, compared with SciPy and with closed forms."""
 
 import numpy as np
 import pytest
 
 from benchmarks.statistics import (
     Interval,
-    beside,
     bootstrap_mean,
-    can_differ,
-    differ,
+    compare_intervals,
+    enough_runs,
     interquartile_mean,
     interval_of_means,
     mean,
     mean_difference,
     performance_profile,
     probability_of_improvement,
+    rank_tests,
 )
 
 
@@ -85,7 +85,7 @@ def test_band_of_curves_is_the_interval_of_the_mean_at_every_point() -> None:
 
 def test_interval_of_a_mean_over_tasks_has_the_width_of_the_seeds_alone() -> None:
     rng = np.random.default_rng(3)
-    tasks = [10 * task + rng.normal(size=50) for task in range(4)]  # what tells tasks apart is not chance
+    tasks = [10 * task + rng.normal(size=50) for task in range(4)]  # differences between tasks are not chance
     value, low, high = mean(tasks)
     assert value == pytest.approx(np.mean(tasks))
     error = np.sqrt(sum(task.var() / len(task) for task in tasks)) / len(tasks)
@@ -104,7 +104,7 @@ def test_probability_of_improvement_is_mann_whitneys_u() -> None:
     assert probability_of_improvement([[3, 4], [3, 4]], [[1, 2], [3, 4]]) == pytest.approx(
         (0.75, 0.625, 0.875), abs=0.13
     )
-    with pytest.raises(ValueError, match="2 tasks of ours beside 1 of theirs"):
+    with pytest.raises(ValueError, match="2 tasks of ours and 1 of theirs"):
         probability_of_improvement([[1, 2], [1, 2]], [[1, 2]])
 
 
@@ -122,34 +122,48 @@ def test_no_interval_from_one_run(tasks: list[list[float]]) -> None:
         mean(tasks)
 
 
-def test_agents_that_are_alike_are_seldom_told_apart() -> None:
-    """Of four agents that are all the same, at most one time in twenty any is told apart from the first."""
+def test_equal_agents_are_seldom_significantly_different() -> None:
+    """Of five equal agents, at most one time in twenty any is significantly different from the first."""
     rng = np.random.default_rng(3)
-    wrong = [any(differ(first, dict(enumerate(others))).values()) for first, *others in rng.normal(size=(400, 5, 5))]
+    drawn = rng.normal(size=(400, 5, 5))
+    wrong = [min(rank_tests(first, dict(enumerate(others))).values()) < 0.05 for first, *others in drawn]
     assert np.mean(wrong) < 0.05 + 2 * np.sqrt(0.05 * 0.95 / 400)
 
 
-def test_agents_that_differ_are_told_apart_where_runs_suffice() -> None:
+def test_different_agents_are_significantly_different_with_enough_runs() -> None:
     rng = np.random.default_rng(4)
     runs = {"same": rng.normal(size=10), "higher": rng.normal(3, size=10), "lower": rng.normal(-3, size=10)}
-    assert differ(rng.normal(size=10), runs) == {"same": False, "higher": True, "lower": True}
-    assert differ([1.0] * 10, {"equal": [1.0] * 10}) == {"equal": False}
-    # ranks 1 to 3 against 4 to 6: the most extreme of 20 orders, p = 0.1
-    assert differ([1, 2, 3], {"above": [4, 5, 6]}) == {"above": False}
-    assert differ([1, 2, 3], {"above": [4, 5, 6]}, level=0.11) == {"above": True}
+    found = rank_tests(rng.normal(size=10), runs)
+    assert found["same"] > 0.05 > max(found["higher"], found["lower"])
+    assert rank_tests([1.0] * 10, {"equal": [1.0] * 10}) == {"equal": 1.0}
+    # ranks 1 to 3 against 4 to 6: the most extreme of 20 orders
+    assert rank_tests([1, 2, 3], {"above": [4, 5, 6]}) == pytest.approx({"above": 0.1})
 
 
-def test_ranks_that_tie_are_tested_exactly() -> None:
-    # 2 of the 252 ways to split 0 0 0 0 0 1 1 1 1 1 are as far apart as this one: p = 0.0079
-    zeros, ones = [0.0] * 5, [1.0] * 5
-    assert differ(zeros, {"ones": ones}, level=0.0080) == {"ones": True}
-    assert differ(zeros, {"ones": ones}, level=0.0079) == {"ones": False}
+def test_ties_are_tested_exactly() -> None:
+    # 2 of the 252 ways to split 0 0 0 0 0 1 1 1 1 1 are as far apart as this one
+    assert rank_tests([0.0] * 5, {"ones": [1.0] * 5}) == pytest.approx({"ones": 2 / 252})
+
+
+def test_holms_correction_is_that_of_its_definition() -> None:
+    rng = np.random.default_rng(8)
+    ours, others = rng.normal(size=6), {str(k): rng.normal(k / 2, size=6) for k in range(5)}
+    single = {name: rank_tests(ours, {name: theirs})[name] for name, theirs in others.items()}
+    ordered = sorted(single, key=lambda name: single[name])
+    expected = {
+        name: min(
+            1.0, max(single[before] * (5 - rank) for rank, before in enumerate(ordered[: ordered.index(name) + 1]))
+        )
+        for name in single
+    }
+    assert rank_tests(ours, others) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("runs", "others"), [(3, 0), (3, 1), (4, 1), (4, 2), (5, 6), (5, 7), (10, 8)])
-def test_runs_that_are_too_few_to_tell_any_apart_are_known(runs: int, others: int) -> None:
+def test_too_few_runs_for_any_significance_are_known(runs: int, others: int) -> None:
     furthest = {str(other): [1.0 + other] * runs for other in range(others)}
-    assert can_differ(runs, others) == any(differ([0.0] * runs, furthest).values())
+    found = rank_tests([0.0] * runs, furthest)
+    assert enough_runs(runs, others) == any(p < 0.05 for p in found.values())
 
 
 def test_seeds_with_few_episodes_count_as_much_as_those_with_many() -> None:
@@ -157,7 +171,7 @@ def test_seeds_with_few_episodes_count_as_much_as_those_with_many() -> None:
     assert (value, low, high) == (0.5, 0.0, 1.0)
 
 
-def test_intervals_that_overlap_are_not_told_apart() -> None:
+def test_intervals_are_compared_by_their_ends() -> None:
     low, middle, high = Interval(0.2, 0.1, 0.3), Interval(0.4, 0.3, 0.5), Interval(0.8, 0.6, 0.9)
     pairs = {"a": (low, high), "b": (high, low), "c": (low, middle), "d": (middle, high), "e": (middle, low)}
-    assert beside(pairs) == "higher in b; lower in a, d; not told apart in c, e"
+    assert compare_intervals(pairs) == "higher on b; lower on a, d; overlapping intervals on c, e"

@@ -416,8 +416,8 @@ def test_candidate_probabilities_are_a_softmax_of_normalised_log_likelihoods(
 def test_word_and_token_normalisation_differ_for_words_of_several_tokens(tiny_model: Callable[[str], Path]) -> None:
     model = load("llama", tiny_model)
     candidate = model.tokenizer.encode_action("get xylophones")
-    assert make_policy(model, "candidates", "word")._length(candidate) == 2
-    assert make_policy(model, "candidates", "token")._length(candidate) == len(candidate) - 1 > 2
+    assert make_policy(model, "candidates", "word").divisor(candidate) == 2
+    assert make_policy(model, "candidates", "token").divisor(candidate) == len(candidate) - 1 > 2
 
 
 def test_entropies_equal_those_of_enumerated_distributions(tiny_model: Callable[[str], Path]) -> None:

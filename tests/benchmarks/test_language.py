@@ -1,4 +1,4 @@
-"""What training does to a model's language: perplexity against plain scoring, and the lm-evaluation-harness."""
+"""Language ability: perplexity compared with plain scoring, and tasks of the lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ import pytest
 import torch
 
 import trainers
-from benchmarks.cell import CONFIG_FILE, PLAN_FILE, RESULT_FILE, Benchmark, Cell
+from benchmarks.analyses.language import (
+    FAMILIES,
+    PARTS,
+    collect,
+    collect_tasks,
+    perplexities,
+    present,
+    texts_of_environments,
+)
 from benchmarks.config import BenchmarkConfig
-from benchmarks.experiments import FOOD
-from benchmarks.language_ability import harness_table, perplexities, perplexity_table, texts_of_envs
+from benchmarks.presets import FOOD
 from benchmarks.run import language_ability
+from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark, Run
 from trainers.checkpoint import LAST
 from trainers.loop import CHECKPOINTS_FOLDER
 
@@ -26,31 +34,33 @@ OUTCOME = {"return": 0.5, "success": 0.5, "episodes": 4}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
-    """A finished run made by hand: its adapters are fresh ones, shaken."""
+    """A finished benchmark written by hand; its adapters are fresh ones with noise."""
     folder = tmp_path_factory.mktemp("run")
     config = BenchmarkConfig(algo="poad", env=FOOD, seeds=2, steps=64)
     config.save(folder / CONFIG_FILE)
     benchmark = Benchmark(config, folder)
-    for cell in benchmark.cells:
-        agent = trainers.make("poad", gym.make(FOOD), seed=cell.seed)
+    for run in benchmark.runs:
+        agent = trainers.make("poad", gym.make(FOOD), seed=run.seed)
         with torch.no_grad():
             for parameter in agent.language_model.trainable_parameters():
                 parameter += 0.02 * torch.randn_like(parameter)
-        agent.save(cell.path / CHECKPOINTS_FOLDER / LAST)
-        (cell.path / RESULT_FILE).write_text(json.dumps(dict.fromkeys(("sampled", "greedy"), OUTCOME)))
-        (cell.path / PLAN_FILE).write_text(json.dumps(cell.plan))
+        agent.save(run.path / CHECKPOINTS_FOLDER / LAST)
+        (run.path / RESULT_FILE).write_text(json.dumps(dict.fromkeys(("sampled", "greedy"), OUTCOME)))
+        (run.path / RUN_FILE).write_text(json.dumps(run.configuration))
     return benchmark
 
 
 def test_perplexity_is_that_of_plain_scoring(run: Benchmark) -> None:
-    agent = run.cells[0].load_agent(gym.make(FOOD))
-    texts = {kind: (questions[:5], counts[:5]) for kind, (questions, counts) in texts_of_envs(agent.tokenizer).items()}
+    agent = run.runs[0].load_agent(gym.make(FOOD))
+    texts = {
+        kind: (queries[:5], counts[:5]) for kind, (queries, counts) in texts_of_environments(agent.tokenizer).items()
+    }
     found = perplexities(agent, texts)
-    assert set(found) == {(kind, part) for kind in texts for part in ("seen", "said")}
+    assert set(found) == {(kind, part) for kind in texts for part in PARTS}
     model = agent.language_model.model
-    for kind, (questions, counts) in texts.items():
+    for kind, (queries, counts) in texts.items():
         nats, tokens = np.zeros(2), np.zeros(2)
-        for (prompt, tree), count in zip(questions, counts, strict=True):
+        for (prompt, tree), count in zip(queries, counts, strict=True):
             for candidate in tree.candidates:
                 ids = torch.tensor([[*prompt, *candidate]])
                 with torch.no_grad():
@@ -61,38 +71,40 @@ def test_perplexity_is_that_of_plain_scoring(run: Benchmark) -> None:
                     nats[part] += share * scores.sum()
                     tokens[part] += share * len(scores)
         expected = np.exp(nats / tokens)
-        assert [found[kind, "seen"], found[kind, "said"]] == pytest.approx(expected.tolist(), rel=1e-4)
+        assert [found[kind, PARTS[0]], found[kind, PARTS[1]]] == pytest.approx(expected.tolist(), rel=1e-4)
 
 
-def test_a_table_shows_the_model_before_and_after(
+def test_perplexity_is_shown_before_and_after_training_and_measured_once(
     run: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     language_ability(run.folder, (), None, None, tmp_path / "new")
-    found = json.loads((tmp_path / "new" / "language-ability.json").read_text())
-    assert set(found["before"]) == set(found["after"]["poad"]) and len(found["before"]) == 6
-    for text, before in found["before"].items():
-        own = found["after"]["poad"][text]
-        assert before > 1 and own["low"] < own["value"] < own["high"] and own["value"] != before
-    lines = (tmp_path / "new" / "language-ability.md").read_text().splitlines()
+    data = json.loads((tmp_path / "new" / "language.json").read_text())["data"]
+    (poad,) = data["agents"]
+    assert [row[:2] for row in data["before"]] == [[family, part] for family in FAMILIES for part in PARTS]
+    for before, after in zip(data["before"], poad["after"], strict=True):
+        own = after[2]
+        assert before[:2] == after[:2] and before[2] > 1
+        assert own["low"] < own["value"] < own["high"] and own["value"] != before[2]
+    lines = (tmp_path / "new" / "language.md").read_text().splitlines()
     assert sum(line.startswith("| VirtualHome | ") for line in lines) == 2
-    monkeypatch.setattr(Cell, "load_agent", None)
-    assert perplexity_table(run).numbers == {name: found[name] for name in ("before", "after")}, "measured once"
+    monkeypatch.setattr(Run, "load_agent", None)
+    assert collect([run]) == data
 
 
-def test_runs_that_cannot_be_asked_are_named(run: Benchmark, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_measured_are_named(run: Benchmark, tmp_path: Path) -> None:
     for config, message in (
-        (BenchmarkConfig(algo="random", env=FOOD), "no agent of .* has a model and a critic: random"),
+        (BenchmarkConfig(algo="random", env=FOOD), "no agent of .* has a language model and a critic: random"),
         (BenchmarkConfig(env=FOOD, seeds=1), "has one seed, and an interval needs two"),
-        (BenchmarkConfig(env=FOOD, model="somebody/model"), "has the model somebody/model: name --tasks"),
+        (BenchmarkConfig(env=FOOD, model="somebody/model"), "has the model somebody/model: choose --tasks"),
     ):
         with pytest.raises(ValueError, match=message):
-            perplexity_table(Benchmark(config, tmp_path))
+            collect([Benchmark(config, tmp_path)])
     folder = tmp_path / "damaged"
     shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns("perplexity.json"))
-    adapter = folder / "poad" / "seed-1" / CHECKPOINTS_FOLDER / LAST / "critic.safetensors"
+    adapter = folder / "poad" / "seed-1" / CHECKPOINTS_FOLDER / LAST / "agent.safetensors"
     adapter.write_bytes(adapter.read_bytes()[:50])
     with pytest.raises(ValueError, match=r"seed-1/checkpoints/last cannot be loaded"):
-        perplexity_table(Benchmark(run.config, folder))
+        collect([Benchmark(run.config, folder)])
 
 
 TASK = {
@@ -107,7 +119,7 @@ TASK = {
 }
 
 
-def test_tasks_of_the_harness_are_run_on_base_and_adapters(
+def test_tasks_of_the_harness_are_evaluated_with_and_without_adapters(
     run: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -125,8 +137,8 @@ def test_tasks_of_the_harness_are_run_on_base_and_adapters(
     (tmp_path / "kitchen.jsonl").write_text("".join(json.dumps(example) + "\n" for example in examples))
     files = {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "kitchen.jsonl")}}}
     (tmp_path / "kitchen.yaml").write_text(json.dumps(TASK | files))  # which is YAML
-    table = harness_table(run, ("kitchen",), tmp_path, None)
-    assert table.header == ("task", "measure", "before", "poad")
-    assert table.rows == [("kitchen", "acc", "0.750", "0.750 [0.750, 0.750]")]
+    (table,) = present(collect_tasks(run, ("kitchen",), tmp_path, None)).tables
+    assert table.header == ("task", "measure", "before", "POAD")
+    assert table.rows == [("kitchen", "acc", "0.750 (exact)", "0.750 [0.750, 0.750]")]
     with pytest.raises(ValueError, match="no task 'kitchn'"):
-        harness_table(run, ("kitchn",), tmp_path, None)
+        collect_tasks(run, ("kitchn",), tmp_path, None)

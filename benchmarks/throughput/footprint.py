@@ -1,4 +1,4 @@
-"""What a training asks of a GPU, before it is started: an estimate from the model's shape."""
+"""Estimate the GPU memory of training from the model's shape."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from trainers.agents.settings import Settings
 from trainers.head import CHUNK_ON_GPU
+from trainers.settings import LanguageAgentSettings
 
 _GIB = 1024**3
 _SHAPES = {
     "meta-llama/Llama-2-7b-hf": LlamaConfig(),
     "codellama/CodeLlama-7b-hf": LlamaConfig(vocab_size=32_016),
 }
-"""Shapes of the paper's models, which need no download."""
+"""Shapes of the paper's models, without a download."""
 _BYTES_OF_BASE = {None: 2.0, "8bit": 1.05, "4bit": 0.57}
 _BYTES_OF_ADAPTER = 16  # weight, gradient and two moments, float32
 _HIDDEN = 16
@@ -32,7 +32,7 @@ _LOGITS = 12
 
 
 class Footprint(NamedTuple):
-    """GiB of GPU memory, by what takes it."""
+    """GPU memory in GiB, by purpose."""
 
     base: float
     adapter: float
@@ -44,20 +44,20 @@ class Footprint(NamedTuple):
         return sum(self)
 
 
-def footprint(model: str, settings: Settings, *, minibatch_tokens: int | None = None) -> Footprint:
-    """An estimate for a model trained with an adapter in bfloat16.
+def footprint(model: str, settings: LanguageAgentSettings, *, minibatch_tokens: int | None = None) -> Footprint:
+    """Estimate the memory of training an adapter in bfloat16.
 
     Parameters
     ----------
     model : str
-    settings : Settings
+    settings : LanguageAgentSettings
     minibatch_tokens : int, optional
-        Tokens of a minibatch's distinct queries, packed; by default as many as go through the model at once.
+        Tokens of a minibatch's distinct queries, packed; by default the maximum of one forward pass.
 
     Raises
     ------
     ValueError
-        If nothing is known of the model: it is no folder and cannot be downloaded.
+        If the model is no folder and cannot be downloaded.
     """
     config = _shape(model)
     with torch.device("meta"):

@@ -1,9 +1,9 @@
-"""Measure on a GPU what only a GPU can show: ``make gpu-check``, or ``python -m benchmarks.gpu_check``.
+"""Measure what needs a GPU: ``make gpu-check``, or ``python -m benchmarks.throughput.gpu_check``.
 
 It takes less than ten minutes and needs no network. Every part runs in a process of its own with its own time limit, so
-that a part which fails, lacks a package or runs out of memory leaves the others alone. Results are printed and written
+that a failure of one part does not affect the others. Results are printed and written
 to ``gpu-check.json`` and ``gpu-check.md``. Without a GPU the command lists its parts and exits with code 2;
-``--device cpu --shape tiny`` runs all parts on a CPU to see that they work.
+``--device cpu --shape tiny`` runs all parts on a CPU as a test.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class Setup:
-    """What a part is told: ``model`` is the folder of the random Llama, ``folder`` one of the part's own."""
+    """Input of a part: ``model`` is the folder of the random Llama, ``folder`` is the part's own."""
 
     device: str
     shape: str
@@ -80,7 +80,7 @@ def machine(setup: Setup) -> dict[str, Any]:
 
 
 def bench(setup: Setup) -> dict[str, Any]:
-    """``make bench``, small; what it starts runs in processes of their own, as in every benchmark."""
+    """A small ``make bench``, whose runs have processes of their own."""
     steps = 64 if setup.shape == "tiny" else 2048
     command = [
         *("-m", "benchmarks", "run", "--algo", "poad", "--seeds", "1", "--steps", str(steps), "--eval-episodes", "4"),
@@ -120,8 +120,8 @@ def naive_4bit(setup: Setup) -> dict[str, Any]:
 
 
 def _train(setup: Setup, *, naive: bool, quantize: str | None) -> dict[str, Any]:
-    """POAD with the paper's settings: rollouts and updates, memory, and what the model says of its own numbers."""
-    from benchmarks.footprint import footprint
+    """POAD with the paper's settings: speed of rollouts and updates, memory, and reported metrics."""
+    from benchmarks.throughput.footprint import footprint
     from benchmarks.throughput.large import NUM_ENVS, PEAKS, time_training
 
     agent, envs = _agent(setup, naive=naive, quantize=quantize)
@@ -140,7 +140,7 @@ def _train(setup: Setup, *, naive: bool, quantize: str | None) -> dict[str, Any]
     seconds = speed.rollout + speed.update
     peak = next((value for name, value in PEAKS.items() if name in _device_name(setup)), None)
     found = {
-        "steps/s": speed.decisions / seconds,
+        "steps/s": speed.steps / seconds,
         f"rollout, s for {NUM_ENVS * setup.rollout_steps} steps": speed.rollout / len(lines),
         f"update, s for {NUM_ENVS * setup.rollout_steps} steps": speed.update / len(lines),
         "tokens/s": speed.tokens / seconds,
@@ -168,16 +168,16 @@ def free_text_4bit(setup: Setup) -> dict[str, Any]:
 
 
 def _generate(setup: Setup, quantize: str | None) -> dict[str, Any]:
-    """Sampled text, token by token: a rollout in which every action is free text, and the update on it."""
+    """A rollout in which every action is free text, sampled token by token, and the update on it."""
     from trainers.rollout import begin, collect
 
     found: dict[str, Any] = {}
     for num_envs in (4, 64):
         agent, envs = _agent(setup, quantize=quantize, num_envs=num_envs, sampling="free", end_token=True)
-        situation = begin(envs, seed=0)
-        collect(agent, envs, situation, 1, discount=1.0)
+        state = begin(envs, seed=0)
+        collect(agent, envs, state, 1, discount=1.0)
         started = time.perf_counter()
-        rollout = collect(agent, envs, situation, 2, discount=1.0)
+        rollout = collect(agent, envs, state, 2, discount=1.0)
         seconds = time.perf_counter() - started
         tokens = sum(len(decision.token_ids) for row in rollout.actions for decision in row)
         found[f"generated tokens/s, {num_envs} environments"] = tokens / seconds
@@ -190,7 +190,7 @@ def _generate(setup: Setup, quantize: str | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def adapter_gain(setup: Setup) -> dict[str, Any]:
-    """How much of a small adapter step reaches the outputs of the adapted layers; 1 where rounding loses nothing.
+    """Return which fraction of a small adapter step reaches the outputs of adapted layers; 1 without rounding errors.
 
     All entries of LoRA's B are ±step, with signs that stay, and the layers' inputs are those of one forward pass. The
     change of the outputs is projected on their change by a step of 0.01, scaled to the small step.
@@ -226,7 +226,7 @@ def adapter_gain(setup: Setup) -> dict[str, Any]:
 
 
 def resume(setup: Setup) -> dict[str, Any]:
-    """The metrics of a run that was stopped after half of its iterations, beside those of one that was not."""
+    """Compare the metrics of a run that was stopped and resumed with those of one that was not."""
     import lang_envs
     import trainers
     from benchmarks.throughput.large import make_model
@@ -282,7 +282,7 @@ def killed_worker(setup: Setup) -> dict[str, Any]:
 
 
 def hold(setup: Setup) -> dict[str, Any]:
-    """What :func:`killed_worker` kills: a training that never ends."""
+    """Train without end, for :func:`killed_worker`."""
     import trainers
 
     agent, envs = _agent(setup)
@@ -354,7 +354,16 @@ def start(part: str, setup: Setup, *, own_group: bool = False) -> subprocess.Pop
     options = ["--device", setup.device, "--shape", setup.shape, "--model", str(setup.model)]
     with (setup.folder / "stderr").open("w") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu_check", "--part", part, "--folder", str(setup.folder), *options],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.throughput.gpu_check",
+                "--part",
+                part,
+                "--folder",
+                str(setup.folder),
+                *options,
+            ],
             stdout=subprocess.DEVNULL,
             stderr=errors,
             text=True,
@@ -362,8 +371,8 @@ def start(part: str, setup: Setup, *, own_group: bool = False) -> subprocess.Pop
         )
 
 
-def _work(name: str, setup: Setup) -> None:
-    """One part, in its own process: its result, or why there is none, goes into the part's folder."""
+def work(name: str, setup: Setup) -> None:
+    """Run one part in its process; write its result, or the error, into the part's folder."""
     part = (PARTS | _HELPERS)[name]
     if not setup.on_gpu:
         torch.set_num_threads(1)
@@ -380,7 +389,7 @@ def _work(name: str, setup: Setup) -> None:
     (setup.folder / "outcome.json").write_text(json.dumps(outcome))
 
 
-def _run(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
+def run_part(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
     if seconds < 1:
         return {"skipped": "no time is left"}
     started = time.monotonic()
@@ -405,14 +414,14 @@ def _run(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
 
 
 def check(device: str, shape: str, output: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Run some parts; returns what is written to ``gpu-check.json``."""
+    """Run some parts; return the content of ``gpu-check.json``."""
     started = time.monotonic()
     parts: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for index, name in enumerate(names):
             setup = Setup(device, shape, Path(scratch, "model"), Path(scratch, f"part-{index}"))
             left = SECONDS - (time.monotonic() - started)
-            parts[name] = _run(name, setup, min(PARTS[name].seconds, left))
+            parts[name] = run_part(name, setup, min(PARTS[name].seconds, left))
             print(_rows(name, parts[name]), flush=True)
     found = {"device": device, "shape": shape, "seconds": time.monotonic() - started, "parts": parts}
     output.mkdir(parents=True, exist_ok=True)
@@ -454,12 +463,15 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        _work(options.part, Setup(options.device, options.shape, options.model, options.folder))
+        work(options.part, Setup(options.device, options.shape, options.model, options.folder))
         return 0
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print(f"torch {torch.__version__} sees no CUDA GPU. On one, this would run within ten minutes:")
         print("\n".join(f"  {name:16} {part.what}" for name, part in PARTS.items()))
-        print("To run the parts on the CPU with a tiny model: python -m benchmarks.gpu_check --device cpu --shape tiny")
+        print(
+            "To run the parts on the CPU with a tiny model: "
+            "python -m benchmarks.throughput.gpu_check --device cpu --shape tiny"
+        )
         return 2
     chosen = options.only or list(PARTS)
     names = [name for name in PARTS if name in chosen or (name == "model" and {*chosen} - _WITHOUT_MODEL)]

@@ -1,0 +1,212 @@
+"""What is stored of finished runs: a record for each analysis, from which pages are rendered without the runs.
+
+``NAME.json`` has the numbers, ``NAME.jsonl`` a line for each run with its configuration and final evaluation, and
+``NAME-curves.json.gz`` the learning curves.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.analyses import Analysis, credit, language, programs, returns, transfer
+from benchmarks.experiments import EXPERIMENTS
+from benchmarks.paper import PAPER_FILE, asked_in
+from benchmarks.runs import Benchmark, Run
+from benchmarks.stored import typed
+from benchmarks.versions import COMMAND, VERSIONS_FILE
+from lang_envs.files import MIB, parse_json, read_json, read_text, refuse_irregular, write_atomically
+from trainers.checkpoint import is_checkpoint_link
+
+ANALYSES: dict[str, Analysis] = {
+    "returns": returns,
+    "programs": programs,
+    "transfer": transfer,
+    "credit": credit,
+    "language": language,
+}
+AFTER_RUNS = ("returns", "programs", "transfer")
+"""Analyses of every benchmark when it ends."""
+_IN_REPORTS = (*AFTER_RUNS, "credit")
+_TITLES = {
+    "returns": "returns",
+    "programs": "programs",
+    "transfer": "environments without training",
+    "credit": "credit inside an action",
+    "language": "language ability",
+}
+_MAX_CURVES = 256 * MIB
+
+
+@dataclass(frozen=True)
+class KeptFigure:
+    """A figure from before its data were stored, which cannot be drawn anew."""
+
+    file: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """The stored numbers of one analysis, with how to repeat it."""
+
+    analysis: str
+    """A name of :data:`ANALYSES`."""
+    title: str
+    data: dict[str, Any] = field(repr=False)
+    experiment: str | None = None
+    """The paper experiment, whose question and limitations the page shows."""
+    scale: str = "embedded"
+    command: str = ""
+    made_with: str = ""
+    warning: str = ""
+    kept_figures: tuple[KeptFigure, ...] = ()
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write numbers and learning curves."""
+        folder.mkdir(parents=True, exist_ok=True)
+        data = dict(self.data)
+        file = _curves_file(folder, name)
+        if (curves := data.pop("curves", None)) is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_bytes(gzip.compress(json.dumps(curves).encode(), mtime=0))
+        stored = json.dumps(asdict(replace(self, data=data)), indent=1, allow_nan=False, ensure_ascii=False)
+        write_atomically(folder / f"{name}.json", stored + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> Record:
+        """Read numbers and, if they were stored, learning curves.
+
+        Raises
+        ------
+        ValueError
+            If a file is damaged; names it.
+        """
+        path = folder / f"{name}.json"
+        record = typed(cls, read_json(path), str(path))
+        if record.analysis not in ANALYSES:
+            raise ValueError(f"{path} is damaged: there is no analysis {record.analysis!r:.80}")
+        if (file := _curves_file(folder, name)).is_file():
+            with gzip.open(file) as opened:
+                text = opened.read(_MAX_CURVES)
+            return replace(record, data=record.data | {"curves": parse_json(text, str(file))})
+        return record
+
+
+def _curves_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}-curves.json.gz"
+
+
+def stored_names(folder: Path) -> list[str]:
+    """Names of a folder's records, paper experiments first and in their order.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    names = [file.stem for file in sorted(folder.glob("*.json")) if file.with_suffix(".jsonl").exists()]
+    if not names:
+        raise ValueError(f"{folder} has no records (NAME.json with NAME.jsonl); `report` writes them from runs")
+    order = list(EXPERIMENTS)
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def store(folder: Path, name: str, record: Record, benchmarks: Sequence[Benchmark]) -> None:
+    """Write a record, and a line for each run with its configuration and final evaluation."""
+    record.save(folder, name)
+    runs = [run for benchmark in benchmarks for run in benchmark.runs]
+    lines = [json.dumps({"agent": run.agent.name, **run.configuration, **(run.result or {})}) for run in runs]
+    write_atomically(folder / f"{name}.jsonl", "\n".join(lines) + "\n")
+
+
+def record_of(benchmark: Benchmark, analysis: str) -> Record:
+    """Collect one analysis of one benchmark."""
+    file = benchmark.folder / VERSIONS_FILE
+    lines = read_text(file).splitlines()
+    command = next((line.removeprefix(COMMAND) for line in lines if line.startswith(COMMAND)), "")
+    return Record(
+        analysis,
+        f"{benchmark.title}: {_TITLES[analysis]}",
+        ANALYSES[analysis].collect([benchmark]),
+        command=command,
+        made_with=_made_with(benchmark.runs),
+    )
+
+
+def store_after_runs(benchmark: Benchmark) -> list[str]:
+    """Store the analyses of a benchmark that has just ended in its own folder; returns their names."""
+    names = [name for name in AFTER_RUNS if ANALYSES[name].applies(benchmark)]
+    for name in names:
+        store(benchmark.folder, name, record_of(benchmark, name), [benchmark])
+    return names
+
+
+def store_folder(folder: Path, records: Path, imports: tuple[str, ...]) -> list[str]:
+    """Store all analyses of a benchmark, or of the paper's experiments, in a folder of records; returns their names.
+
+    Raises
+    ------
+    ValueError
+        If the folder has neither, or a benchmark with a run that is not finished or has another configuration.
+    """
+    if (folder / PAPER_FILE).is_file():
+        refuse_irregular(folder, is_checkpoint_link)
+        return _store_paper(folder, records)
+    benchmark = Benchmark.finished(folder, imports)
+    name, stored = benchmark.folder.resolve().name, []
+    for analysis in _IN_REPORTS:
+        if ANALYSES[analysis].applies(benchmark):
+            stored.append(name if analysis == "returns" else f"{name}-{analysis}")
+            store(records, stored[-1], record_of(benchmark, analysis), [benchmark])
+    return stored
+
+
+def _store_paper(folder: Path, records: Path) -> list[str]:
+    """Store the finished comparisons of each experiment, and print what is missing."""
+    console, stored = Console(stderr=True), []
+    for name, asked in asked_in(folder).items():
+        experiment, benchmarks = EXPERIMENTS[name], asked.benchmarks(name)
+        runs = [run for benchmark in benchmarks for run in benchmark.runs]
+        for run in runs:
+            run.check()
+        done = [benchmark for benchmark in benchmarks if all(run.finished for run in benchmark.runs)]
+        warnings = [
+            "These are short runs (--quick) for testing the software; the numbers have no meaning."
+        ] * asked.quick
+        if left := sum(not run.finished for run in runs):
+            missing = ", ".join(benchmark.title for benchmark in benchmarks if benchmark not in done)
+            warnings.append(f"{left} of {len(runs)} runs are not finished ({missing}).")
+            console.print(f"{name}: {warnings[-1]}", markup=False, highlight=False, soft_wrap=True)
+        if done:
+            record = Record(
+                experiment.analysis,
+                experiment.title,
+                ANALYSES[experiment.analysis].collect(done),
+                experiment=name,
+                scale=asked.scale,
+                command=asked.command,
+                made_with=_made_with([run for benchmark in done for run in benchmark.runs]),
+                warning=" ".join(warnings),
+            )
+            store(records, name, record, done)
+            stored.append(name)
+    return stored
+
+
+def _made_with(runs: Sequence[Run]) -> str:
+    """Versions that all runs share, then those of some runs, such as the commit of the day, and the training time."""
+    texts = [read_text(run.path / VERSIONS_FILE).split("\n") for run in runs]
+    common = [line for line in texts[0] if line and all(line in text for text in texts)]
+    others = Counter("; ".join(line for line in text if line and line not in common) for text in texts)
+    hours = sum(run.training_hours for run in runs)
+    took = f"{len(runs)} runs, {60 * hours:.0f} minutes of training if done one after the other"
+    return "\n".join([*common, *(f"{count} runs: {text}" for text, count in others.items() if text), took])
