@@ -1,4 +1,4 @@
-"""Replay for off-policy agents: transitions between queries, and the trees and features of those queries, stored once."""
+"""Replay for off-policy agents: transitions between queries; trees and features of queries are stored once."""
 
 from __future__ import annotations
 
@@ -175,13 +175,22 @@ class QueryTable:
             first,
         )
 
-    def state(self) -> list[list[Any]]:
-        """Return the queries as plain data; features and prior are computed again from them."""
-        return [[list(query.prompt), [list(own) for own in query.tree.candidates]] for query in self._queries]
+    def state_dict(self) -> dict[str, Any]:
+        """Return queries, features and prior: computed again in another batch, they would differ in the last bits."""
+        queries = [[list(query.prompt), [list(own) for own in query.tree.candidates]] for query in self._queries]
+        return {"queries": queries, "features": self._features, "prior": self._prior}
 
-    def load_state(self, state: list[list[Any]]) -> None:
-        self.__init__(self._agent)  # type: ignore[misc]
-        self.numbers([Query(tuple(prompt), build_tree(tuple(map(tuple, own)))) for prompt, own in state])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        device, width = self._agent.language_model.device, self._agent.language_model.hidden_size
+        queries = [Query(tuple(prompt), build_tree(tuple(map(tuple, own)))) for prompt, own in state["queries"]]
+        features, prior = state["features"], state["prior"]
+        for query, nodes, edges in zip(queries, features, prior, strict=True):
+            if nodes.shape != (len(query.tree.parents), width) or edges.shape != query.tree.edge_nodes.shape:
+                raise ValueError("the saved queries have features of another model")
+        self._queries = {query: number for number, query in enumerate(queries)}
+        self._features = [own.to(device) for own in features]
+        self._prior = [own.to(device) for own in prior]
+        self._all = None
 
 
 def transitions_of(

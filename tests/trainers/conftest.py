@@ -102,11 +102,11 @@ class Chain(LanguageEnv):
 
     action_names = ("right", "go wrong")
     discount = 0.9
-    text_parts = (tuple(f"step {n}" for n in range(4)),)
+    text_parts = (tuple(f"step {n}" for n in range(4)), (", all right", ", one wrong"))
     state_fields = ("count", "right")
 
     def __init__(self, truncated: bool = False) -> None:
-        super().__init__(max_text_length=16)
+        super().__init__(max_text_length=24)
         self.count, self.right, self.truncated = 0, True, truncated
 
     def start(self, options: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Chain(LanguageEnv):
         return Transition(reward, over and not self.truncated, over and self.truncated, {"primitive_steps": 2})
 
     def narrate(self) -> str:
-        return f"step {self.count}"
+        return f"step {self.count}" + (", all right" if self.right else ", one wrong")
 
 
 @pytest.fixture

@@ -35,12 +35,12 @@ class DQN(SoftQ):
 
     def backup(self, prior: torch.Tensor, q: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
         """Return the largest Q of each group."""
-        return torch.full((count,), -torch.inf, device=q.device).scatter_reduce(0, groups, q, "amax")
+        return q.new_full((count,), -torch.inf).scatter_reduce(0, groups, q, "amax")
 
     def edge_log_probs(self, trees: Trees, q: torch.Tensor) -> torch.Tensor:
         """Return log π of the greedy policy: 0 for the largest Q at each node, shared where several are equal."""
         best = q >= self.backup(q, q, trees.nodes, len(trees.features))[trees.nodes]
-        ties = torch.zeros(len(trees.features), device=q.device).index_add(0, trees.nodes, best.float())
+        ties = q.new_zeros(len(trees.features)).index_add(0, trees.nodes, best.to(q.dtype))
         return torch.where(best, -ties.log()[trees.nodes], -torch.inf)
 
     def select(self, output: PolicyOutput, *, greedy: bool) -> int:

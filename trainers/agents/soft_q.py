@@ -211,12 +211,12 @@ class SoftQ(LanguageAgent):
         metrics.add(q_loss=loss.item(), q_mean=outcome.mean().item(), critic_grad_norm=float(norm))
 
     def state(self) -> dict[str, Any]:
-        own = {"queries": self.table.state(), "replay": self.replay.state_dict(), "running": self._running}
+        own = {"queries": self.table.state_dict(), "replay": self.replay.state_dict(), "running": self._running}
         return super().state() | own
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        self.table.load_state(state["queries"])
+        self.table.load_state_dict(state["queries"])
         self.replay.load_state_dict(state["replay"])
         self._running = state["running"]
 
@@ -229,7 +229,9 @@ def _prior_of(trees: Trees, depth: int) -> torch.Tensor:
 
 def log_sum_exp(values: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
     """Return the log-sum-exp of the values of each group, −inf of an empty one: (E,) and int64 (E,) to (count,)."""
-    largest = torch.full((count,), -torch.inf, device=values.device).scatter_reduce(0, groups, values.detach(), "amax")
+    largest = torch.full((count,), -torch.inf, device=values.device, dtype=values.dtype).scatter_reduce(
+        0, groups, values.detach(), "amax"
+    )
     safe = torch.where(largest.isfinite(), largest, 0.0)
     sums = torch.zeros_like(safe).index_add(0, groups, (values - safe[groups]).exp())
     return safe + sums.log()
