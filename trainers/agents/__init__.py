@@ -14,6 +14,8 @@ AGENTS: dict[str, str] = {
     "grpo": "trainers.agents.critic_free:GRPO",
     "rloo": "trainers.agents.critic_free:RLOO",
     "gigpo": "trainers.agents.critic_free:GiGPO",
+    "adrl-archer": "trainers.agents.adrl_archer:ADRLArcher",
+    "frozen": "trainers.agents.frozen:Frozen",
     "softq": "trainers.agents.soft_q:SoftQ",
     "dqn": "trainers.agents.dqn:DQN",
     "random": "trainers.agents.random:RandomAgent",

@@ -209,6 +209,10 @@ class PPOAgent(PolicyGradientAgent):
         """Return γ_w and λ_w: discount and trace decay from a token to the next token of its action."""
         return 1.0, 1.0
 
+    def bootstrap_values(self, values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Return the value from which the action before each action bootstraps: (T, N, U) to (T, N)."""
+        return values[..., 0]
+
     def learn(self, rollout: Rollout) -> dict[str, float]:
         batch = self.assign_credit(rollout)
         explained = losses.explained_variance(batch.old_values, batch.returns, batch.mask)
@@ -229,7 +233,7 @@ class PPOAgent(PolicyGradientAgent):
         values, last_values = self.critic.values_at(self.features.features, feature_rows, last_rows)
         values = np.where(mask, values, 0.0)
         next_values = np.zeros(shape)
-        next_values[:-1] = values[1:, :, 0]
+        next_values[:-1] = self.bootstrap_values(values, mask)[1:]
         next_values[rollout.episode_ends] = 0.0
         for step, value in zip(last, last_values, strict=True):
             next_values[step] = value
