@@ -67,8 +67,8 @@ class LanguageEnv(gym.Env[str, str]):
                 return "The door is open." if self.is_open else "The door is closed."
 
     Register it with ``gym.register("Door-v0", entry_point=lambda: TokenEnv(Door()))``. Observations of
-    ``gym.make("Door-v0")`` are then token ids; without ``TokenEnv`` they are text. If both are in ``my_module.py``,
-    ``python -m lang_envs play my_module:Door-v0`` lets you play it.
+    ``gym.make("Door-v0")`` are then token ids; without ``TokenEnv`` they are text. To play it, run
+    ``python -m lang_envs play my_module:Door-v0``.
 
     Most environments have a fixed list of *phrases* (``action_names``); at each step some of them are *available*. An
     environment without ``action_names`` accepts any text as an action.
@@ -78,9 +78,9 @@ class LanguageEnv(gym.Env[str, str]):
     =============================  ==============================================  ====================================
     :meth:`start`                  by ``reset``                                    always
     :meth:`advance`                by ``step``                                     always
-    :meth:`narrate`                after ``start`` and after ``advance``           always
-    :meth:`available_action_ids`   after ``start`` and after ``advance``           if not all phrases are available
-    :meth:`symbolic_observation`   by non-language agents and by tests             if numbers can describe it
+    :meth:`narrate`                after each of them                              always
+    :meth:`available_action_ids`   after each of them                              if not all phrases are available
+    :meth:`symbolic_observation`   by non-language agents and by tests             if the state has a vector form
     :meth:`random_text`            by random agents                                if any text is an action
     :meth:`configure_tokenizer`    once, by :class:`lang_envs.TokenEnv`            if the text depends on the tokenizer
     :meth:`prefetch`               before ``step``, in :func:`lang_envs.make_vec`  if a step waits for something slow
@@ -100,25 +100,22 @@ class LanguageEnv(gym.Env[str, str]):
     action_names : tuple of str
         Every phrase, in index order; empty where any text is an action. No phrase starts or ends with a space.
     discount : float
-        Discount γ for each unit of time. The returns that training and evaluation report use it, and agents use it
-        by default. A step lasts ``info["primitive_steps"]`` units of time, or one unit if that entry is absent.
+        Discount per unit of time of the environment's published returns. A step lasts ``info["primitive_steps"]``
+        units of time; one unit where that entry is absent.
     optimal_return : float or None
-        Largest possible discounted return of an episode; None if it is not known.
+        Best discounted return from the start, where it is known.
     symbolic_fields : tuple of str
         Names of the entries of :meth:`symbolic_observation`.
     text_parts : tuple of tuple of str, or None
-        The texts of which observations consist: an observation is one text of the first part, then one text of the
-        second part, and so on. :class:`lang_envs.TokenEnv` computes the length of its observation space from them.
-        None if the possible observations cannot be listed.
+        Every observation is one text from each part, concatenated. :class:`lang_envs.TokenEnv` computes the length of
+        its observation space from them. None where observations are open-ended.
     state_fields : tuple of str, or None
-        Names of the attributes that change during an episode; :attr:`state` saves and restores them. None: the state
-        cannot be saved. Checkpoints of a training run then contain the agent, but not the states of the environments,
-        so a resumed run begins new episodes.
+        Names of the attributes that change during an episode; :attr:`state` saves and restores them. None: the
+        environment cannot be saved, and neither can a run of training in it.
     clock_fields : tuple of str
-        Those of ``state_fields`` that only count time. The planner (``python -m lang_envs solve``) treats states that
-        differ only in these fields as equal.
+        Those of ``state_fields`` that only count time. The planner treats states that differ only in them as equal.
     metadata : dict
-        Gymnasium's metadata; ``render_modes`` lists the modes that the environment's ``render`` knows.
+        Gymnasium's; ``render_modes`` lists the modes that the environment's ``render`` knows.
 
     Raises
     ------

@@ -52,9 +52,7 @@ class ActionScores(NamedTuple):
     rows : int64 tensor (b,)
         The actions, as indices into the sequence that was scored.
     token_log_probs, token_entropies : float32 tensor (b, L)
-        Of each token of the action, 0 at padding. L is the length of the longest candidate that was scored with these
-        actions; it may be larger or smaller than the number of credit steps U of a batch. Entropies are 0 unless they
-        were requested.
+        Of each token of the action, 0 at padding. Entropies are 0 unless they were requested.
     action_log_probs, action_entropies : float32 tensor (b,)
         Of the whole action under the sampling distribution, and of that distribution, in nats.
     """

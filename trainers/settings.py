@@ -30,7 +30,7 @@ def setting(
     default : Any
         For models from Hugging Face.
     embedded : Any, optional
-        Default for the embedded model, if it differs.
+        Default for the embedded model of under a million parameters, if it differs.
     least, above, most : float, optional
         Inclusive minimum, exclusive minimum, inclusive maximum. Numbers are always finite.
     choices : tuple of str, optional
