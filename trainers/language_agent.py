@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -42,6 +42,12 @@ class ActionRecord:
     def tokens(self) -> Tokens:
         """The tokens of the action."""
         return self.query.tree.candidates[self.choice]
+
+    def log_probs(self, level: str) -> np.ndarray:
+        """Return the log-probabilities that the action had: of each token, or with level ``"action"`` of it; (U,)."""
+        if level == "action":
+            return self.output.action_log_probs[[self.choice]]
+        return self.output.token_log_probs[self.choice, : len(self.tokens)]
 
 
 class ActionScores(NamedTuple):
@@ -81,6 +87,8 @@ class LanguageAgent:
 
     Attributes
     ----------
+    gamma : float
+        Discount of one unit of environment time.
     features : FeatureStore
         Features of the frozen base model, kept for the whole run.
     random : numpy.random.Generator
@@ -108,6 +116,8 @@ class LanguageAgent:
         own = self.settings
         if own.sampling != "free" and not has_phrases:
             raise ValueError(f"sampling={own.sampling!r} needs environments with phrases; use sampling='free' here")
+        self.gamma = float(env_attribute(envs, "discount")) if own.gamma is None else own.gamma
+        self.settings = own = replace(own, gamma=self.gamma)
         space = token_space(getattr(envs, "single_action_space", envs.action_space))
         self.env_tokenizer = space.tokenizer
         self.max_action_tokens = min(own.max_action_tokens or space.max_length, space.max_length)
@@ -209,6 +219,10 @@ class LanguageAgent:
         return [self._outputs[query] for query in queries]
 
     # ------------------------------------------------------------------------------------------------------ learning
+
+    def discounts(self, rollout: Rollout) -> np.ndarray:
+        """Return the discount of each step of a rollout: float64 array (T, N)."""
+        return self.gamma ** (rollout.durations if self.settings.discount_by_time else np.ones_like(rollout.durations))
 
     def score_actions(
         self, records: Sequence[ActionRecord], *, action_log_probs: bool, action_entropies: bool, token_entropies: bool

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from trainers.agent import Rollout
-from trainers.agents.ppo import Batch, PolicyGradientAgent, PolicyGradientSettings
+from trainers.agents.policy_gradient import Batch, PolicyGradientAgent, PolicyGradientSettings
 from trainers.groups import against_same_observation, leave_one_out, normalised, returns_to_go, scaled
 from trainers.language_agent import ActionRecord
 from trainers.policy import PolicyOutput
@@ -86,9 +86,7 @@ class CriticFreeAgent(PolicyGradientAgent):
         advantages = self.advantages(to_go, [[step.record.query.prompt for step in own] for own in episodes])
         records = [step.record for own in episodes for step in own]
         device = self.language_model.device
-        log_probs, mask = padded(
-            [record.output.token_log_probs[record.choice, : len(record.tokens)] for record in records], (len(records),)
-        )
+        log_probs, mask = padded([record.log_probs("token") for record in records], (len(records),))
         batch = Batch(
             records=records,
             mask=torch.from_numpy(mask).to(device),
@@ -102,8 +100,7 @@ class CriticFreeAgent(PolicyGradientAgent):
         """Continue the running episodes with a rollout; return those that ended, in the order in which they ended."""
         steps, num_envs = rollout.rewards.shape
         self._running = self._running or [[] for _ in range(num_envs)]
-        durations = rollout.durations if self.settings.discount_by_time else np.ones_like(rollout.durations)
-        discounts = self.gamma**durations if self.settings.discount_returns else np.ones_like(durations)
+        discounts = self.discounts(rollout) if self.settings.discount_returns else np.ones_like(rollout.rewards)
         finished = []
         for t in range(steps):
             for n in np.flatnonzero(rollout.valid[t]):

@@ -32,7 +32,6 @@ from trainers.metrics import Metrics
 from trainers.policy import PolicyOutput
 from trainers.prefix_tree import Query
 from trainers.replay import QueryTable, Replay, Trees, transitions_of
-from trainers.rollout import env_attribute
 from trainers.settings import LanguageAgentSettings, setting
 
 
@@ -40,10 +39,6 @@ from trainers.settings import LanguageAgentSettings, setting
 class SoftQSettings(LanguageAgentSettings):
     """Settings of soft Q-learning."""
 
-    gamma: float | None = setting(None, least=0, most=1)
-    """Discount γ of one unit of environment time; by default the environment's own."""
-    discount_by_time: bool = True
-    """Discount an action of k units of time by γ to the k; False discounts every action by γ."""
     truncation_is_termination: bool = False
     """Treat truncated episodes as terminated; False bootstraps from V(final observation)."""
     beta: float = setting(0.01, above=0)
@@ -94,7 +89,6 @@ class SoftQ(LanguageAgent):
         own = self.settings
         if own.sampling != "trie":
             raise ValueError(f"sampling={own.sampling!r}: Q-learning over tokens needs phrases and sampling='trie'")
-        self.gamma = float(env_attribute(envs, "discount")) if own.gamma is None else own.gamma
         with self.random_stream.active():
             self.q = EdgeQ(self.language_model.hidden_size, own.critic_hidden, self.tokenizer.vocab_size)
         self.q.to(self.language_model.device)
@@ -143,11 +137,10 @@ class SoftQ(LanguageAgent):
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         own, metrics = self.settings, Metrics()
-        durations = rollout.durations if own.discount_by_time else np.ones_like(rollout.durations)
         transitions = transitions_of(
-            rollout, self, self.table, self.gamma**durations, truncation_is_termination=own.truncation_is_termination
+            rollout, self, self.table, self.discounts(rollout), truncation_is_termination=own.truncation_is_termination
         )
-        self._bound(rollout, self.gamma**durations, self.replay.add(transitions))
+        self._bound(rollout, self.discounts(rollout), self.replay.add(transitions))
         self.forget_outputs()
         before = self.steps_learnt
         self.steps_learnt += len(transitions.query)
