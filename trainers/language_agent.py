@@ -109,15 +109,8 @@ class LanguageAgent:
     settings_type: ClassVar[type[LanguageAgentSettings]] = LanguageAgentSettings
 
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
-        has_phrases = bool(env_attribute(envs, "action_names"))
-        if not has_phrases:
-            settings.setdefault("sampling", "free")
-        self.settings = resolve(self.settings_type, model, settings)
-        own = self.settings
-        if own.sampling != "free" and not has_phrases:
-            raise ValueError(f"sampling={own.sampling!r} needs environments with phrases; use sampling='free' here")
-        self.gamma = float(env_attribute(envs, "discount")) if own.gamma is None else own.gamma
-        self.settings = own = replace(own, gamma=self.gamma)
+        self.settings = own = self.settings_for(envs, model, settings)
+        self.gamma: float = own.gamma
         space = token_space(getattr(envs, "single_action_space", envs.action_space))
         self.env_tokenizer = space.tokenizer
         self.max_action_tokens = min(own.max_action_tokens or space.max_length, space.max_length)
@@ -154,6 +147,21 @@ class LanguageAgent:
         self.steps_learnt = 0
         self.saved: dict[str, torch.nn.Module | torch.optim.Optimizer] = {}
         self._outputs: dict[Query, PolicyOutput] = {}
+
+    @classmethod
+    def settings_for(cls, envs: Any, model: Any, given: dict[str, Any]) -> Any:
+        """Return the settings of an agent in environments: those given, and defaults of the model and environments.
+
+        Raises
+        ------
+        ValueError
+            If a setting is unknown or out of range, or these environments do not allow it.
+        """
+        has_phrases = bool(env_attribute(envs, "action_names"))
+        own = resolve(cls.settings_type, model, ({} if has_phrases else {"sampling": "free"}) | given)
+        if own.sampling != "free" and not has_phrases:
+            raise ValueError(f"sampling={own.sampling!r} needs environments with phrases; use sampling='free' here")
+        return replace(own, gamma=float(env_attribute(envs, "discount"))) if own.gamma is None else own
 
     # ------------------------------------------------------------------------------------------------------- acting
 

@@ -285,7 +285,8 @@ def test_help_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPat
     for name in AGENTS:
         for setting in getattr(getattr(agent_class(name), "settings_type", None), "__dataclass_fields__", {}):
             assert setting == "seed" or f"--{setting.replace('_', '-')} " in text
-    assert "(default: trie (poad ntpo), candidates (twosome))" in text
+    assert "(default: trie (twosome: candidates))" in text
+    assert "Only for softq, dqn. (default: 0.01)" in text
     assert "(default: 0.0003; other models: 5e-07)" in text
     assert "None" not in text.partition("agent options")[2].replace("None never skips", "")
 

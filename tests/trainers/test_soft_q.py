@@ -178,8 +178,10 @@ def test_returns_of_terminated_episodes_bound_q_from_below(make_chains: Envs) ->
 
 def test_free_text_is_refused() -> None:
     pytest.importorskip("sklearn")
-    with pytest.raises(ValueError, match="Q-learning over tokens needs phrases"):
-        trainers.make("softq", lang_envs.make_vec("DataSciCoding-balance-scale-v0", 1))
+    envs = lang_envs.make_vec("DataSciCoding-balance-scale-v0", 1)
+    for name in ("softq", "dqn"):
+        with pytest.raises(ValueError, match="needs an environment with phrases and sampling='trie'"):
+            trainers.make(name, envs)
 
 
 def test_without_reward_everything_stays_finite(make_envs: Envs) -> None:

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from trainers.agent import Rollout
+from trainers.critic import hidden_layers
 from trainers.groups import returns_to_go
 from trainers.language_agent import LanguageAgent
 from trainers.metrics import Metrics
@@ -45,8 +46,8 @@ class SoftQSettings(LanguageAgentSettings):
     """Temperature β in units of reward: the larger, the closer the policy stays to the base model."""
     critic_lr: float = setting(1e-3, above=0)
     """Learning rate of Q."""
-    critic_hidden: int = setting(128, least=1)
-    """Width of Q's hidden layers."""
+    critic_hidden: tuple[int, ...] = setting((128, 128))
+    """Widths of Q's hidden layers."""
     batch_size: int = setting(128, least=1)
     """Transitions of one update."""
     updates_per_step: float = setting(1.0, above=0)
@@ -64,13 +65,18 @@ class EdgeQ(nn.Module):
 
     Parameters
     ----------
-    features, hidden, vocabulary : int
+    features : int
+        Width of a feature vector.
+    hidden : sequence of int
+        Widths of the hidden layers; the last one is the width of the vectors of tokens.
+    vocabulary : int
+        Number of tokens.
     """
 
-    def __init__(self, features: int, hidden: int, vocabulary: int) -> None:
+    def __init__(self, features: int, hidden: Sequence[int], vocabulary: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-        self.tokens = nn.Embedding(vocabulary, hidden)
+        self.body = nn.Sequential(*hidden_layers(features, hidden))
+        self.tokens = nn.Embedding(vocabulary, [features, *hidden][-1])
         nn.init.zeros_(self.tokens.weight)
 
     def forward(self, trees: Trees) -> torch.Tensor:
@@ -84,11 +90,19 @@ class SoftQ(LanguageAgent):
     settings_type: ClassVar[type[SoftQSettings]] = SoftQSettings
     settings: SoftQSettings
 
+    @classmethod
+    def settings_for(cls, envs: Any, model: Any, given: dict[str, Any]) -> SoftQSettings:
+        settings = super().settings_for(envs, model, given)
+        if settings.sampling != "trie":
+            raise ValueError(
+                f"sampling={settings.sampling!r}: {cls.__name__} learns Q of the tokens of phrases; "
+                "it needs an environment with phrases and sampling='trie'"
+            )
+        return settings
+
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
         super().__init__(envs, model, tokenizer, **settings)
         own = self.settings
-        if own.sampling != "trie":
-            raise ValueError(f"sampling={own.sampling!r}: Q-learning over tokens needs phrases and sampling='trie'")
         with self.random_stream.active():
             self.q = EdgeQ(self.language_model.hidden_size, own.critic_hidden, self.tokenizer.vocab_size)
         self.q.to(self.language_model.device)
