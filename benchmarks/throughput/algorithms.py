@@ -59,7 +59,10 @@ def main() -> None:
     for algorithm in trainers.AGENTS:
         cost = train(algorithm, options.env, options.steps)
         seconds, *tokens = (value * 1000 / options.steps for value in cost)
-        print(f"| {AgentSpec(algorithm).label} | {seconds:.2f} | {' | '.join(f'{own:,.0f}' for own in tokens)} |", flush=True)
+        print(
+            f"| {AgentSpec(algorithm).label} | {seconds:.2f} | {' | '.join(f'{own:,.0f}' for own in tokens)} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def make(name: str, envs: Any, **config: Any) -> Any:
     Parameters
     ----------
     name : str
-        ``"poad"``, ``"ntpo"``, ``"twosome"``, ``"random"``, or ``"package.module:Class"`` of a third party, whose
-        class is called as ``Class(envs, **config)``.
+        A name of :data:`AGENTS`, such as ``"poad"``, or ``"package.module:Class"`` of a third party, whose class is
+        called as ``Class(envs, **config)``.
     envs : gymnasium.vector.VectorEnv or gymnasium.Env
     **config
         For learning agents of the suite: ``model`` (``"embedded"``, a Hugging Face name or folder, or a model object),
