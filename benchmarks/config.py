@@ -184,9 +184,9 @@ class BenchmarkConfig:
         self.check_values()
         for spec in self.agents:
             self._check_agent(spec, agent_class(spec.algorithm))
-        env = made_env(self.env, self.env_options)
+        made = made_env(self.env, self.env_options)
         for spec in self.agents:
-            self._check_agent_in(env, spec, agent_class(spec.algorithm))
+            self._check_agent_in(made, spec, agent_class(spec.algorithm))
         for env in self.transfer:
             made_env(env, self.tokenizer_options)
 

@@ -11,7 +11,7 @@ class ADRLArcher(NTPO):
     """NTPO whose last token bootstraps from the value before the *last* token of the next action.
 
     The discount inside an action then distorts the value of one action, and does not accumulate over time as in NTPO:
-    V(o) is the expectation of γ_w^{|a|−1} Q(o, a), with Q the action-level value.
+    V(o) is the expectation of γ_w^(n−1) Q(o, a), with n the number of tokens of the action and Q its value.
     """
 
     def bootstrap_values(self, values: np.ndarray, mask: np.ndarray) -> np.ndarray:

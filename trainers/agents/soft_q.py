@@ -105,8 +105,9 @@ class SoftQ(LanguageAgent):
         own = self.settings
         with self.random_stream.active():
             self.q = EdgeQ(self.language_model.hidden_size, own.critic_hidden, self.tokenizer.vocab_size)
-        self.q.to(self.language_model.device)
         self.target = deepcopy(self.q)
+        self.q.to(self.language_model.device)
+        self.target.to(self.language_model.device)
         self.optimizer = torch.optim.Adam(self.q.parameters(), lr=own.critic_lr)
         self.saved |= {"q": self.q, "target": self.target, "optimizer": self.optimizer}
         self.table = QueryTable(self)
