@@ -52,7 +52,7 @@ def main() -> None:
     """Print a row for each algorithm."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default=FOOD, help="environment with phrases (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=4096, help="environment steps of each training (default: 4096)")
+    parser.add_argument("--steps", type=int, default=1024, help="environment steps of each training (default: 1024)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| algorithm | s for 1,000 steps | tokens for 1,000 steps | of these with a gradient |\n|---|---|---|---|")
