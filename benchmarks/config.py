@@ -231,7 +231,7 @@ class BenchmarkConfig:
 
     def _check_agent_in(self, env: gym.Env, spec: AgentSpec, kind: type[Any]) -> None:
         """Refuse an agent that cannot act in an environment, such as a Q function of phrases where there are none."""
-        if issubclass(kind, LanguageAgent):
+        if isinstance(kind, type) and issubclass(kind, LanguageAgent):
             options = self.agent_options(spec, self.first_seed)
             try:
                 kind.settings_for(env, options.pop("model", "embedded"), options)
