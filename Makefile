@@ -27,7 +27,8 @@ UNSEEN = from lang_envs.virtualhome import UNSEEN_TASKS as tasks; print(*(f"Virt
 
 help:
 	@echo "make bench        train and compare agents; writes tables, figures and a page into runs/"
-	@echo "    ALGO=poad,ntpo,twosome   agents: poad ntpo twosome random, or package.module:Class (default: poad)"
+	@echo "    ALGO=poad,ntpo,twosome   agents: poad ntpo twosome reinforce grpo rloo gigpo adrl-archer frozen softq dqn"
+	@echo "                             random, or package.module:Class (default: poad)"
 	@echo "    ENV=id                   environment (default: Overcooked-tomato-salad-v0)"
 	@echo "                             list: $(BIN)/python -m lang_envs list"
 	@echo "    MODEL=name               embedded (default), a Hugging Face name, or a folder"
@@ -95,6 +96,7 @@ throughput: $(INSTALLED)
 	$(BIN)/python -m benchmarks.throughput.scoring
 	$(BIN)/python -m benchmarks.throughput.growth
 	$(BIN)/python -m benchmarks.throughput.features
+	$(BIN)/python -m benchmarks.throughput.algorithms
 	$(BIN)/python -m benchmarks.throughput.sandbox
 	$(BIN)/python -m benchmarks.throughput.large
 

@@ -10,9 +10,29 @@ from typing import Any
 
 from lang_envs.registration import named_value
 
-COLOURS = {"poad": "#0072B2", "ntpo": "#D55E00", "twosome": "#009E73", "random": "#7F7F7F"}
-"""One colour for each algorithm in every figure of the project (Okabe and Ito's, for colour-blind readers too)."""
-_OTHER_COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = {
+    "poad": "#0072B2",
+    "ntpo": "#D55E00",
+    "twosome": "#009E73",
+    "reinforce": "#E69F00",
+    "grpo": "#882255",
+    "rloo": "#B66DFF",
+    "gigpo": "#88CCEE",
+    "softq": "#4B0092",
+    "dqn": "#B2DF8A",
+    "adrl-archer": "#924900",
+    "frozen": "#661100",
+    "random": "#7F7F7F",
+}
+"""One colour for each algorithm in every figure of the project. They differ for colour-blind readers, too."""
+_OTHER_COLOURS = ("#CC79A7", "#F0C000", "#004949", "#000000")
+_NAMES = {
+    "gigpo": "GiGPO",
+    "softq": "Soft Q",
+    "frozen": "frozen model",
+    "random": "random agent",
+}
+"""Names for readers that are not the algorithm's name in capital letters."""
 _SET_FOR_ALL = {"seed", "model", "tokenizer", "device"}
 _LABELS = {
     ("entropy_coefficient", 0.0): "no entropy bonus",
@@ -28,6 +48,8 @@ _SYMBOLS = {
     "gae_lambda": "λ",
     "gae_lambda_token": "λ_w",
     "actor_lr": "learning rate",
+    "beta": "β",
+    "step_weight": "ω",
     "entropy_coefficient": "entropy coefficient",
 }
 
@@ -100,9 +122,9 @@ class AgentSpec:
 
     def label_without(self, shared: Mapping[str, Any]) -> str:
         """The label, without settings that a heading names already."""
-        algorithm = self.algorithm.upper() if self.algorithm in COLOURS else self.algorithm.rpartition(":")[2]
+        name = self.algorithm.upper() if self.algorithm in COLOURS else self.algorithm.rpartition(":")[2]
         own = {name: value for name, value in self.settings.items() if name not in shared}
-        return ", ".join(["random agent" if algorithm == "RANDOM" else algorithm, *setting_labels(own)])
+        return ", ".join([_NAMES.get(self.algorithm, name), *setting_labels(own)])
 
     @property
     def folder(self) -> str:

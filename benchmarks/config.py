@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from lang_envs import ENVIRONMENTS, load_tokenizer
 from lang_envs.files import read_json, write_atomically
 from lang_envs.registration import TEMPLATES, named_value
 from trainers.agents import AGENTS, agent_class
+from trainers.language_agent import LanguageAgent
 from trainers.language_model import resolve_device
 from trainers.rollout import token_space
 from trainers.settings import resolve
@@ -49,17 +51,38 @@ def _agent_options_type() -> type[Any]:
             documented = docstring_parser.parse_from_object(parent).params
             helps = {own.arg_name: " ".join(own.description.split()) for own in documented if own.description} | helps
         hints |= get_type_hints(kind)
-        embedded, other = asdict(resolve(kind, "embedded", {})), asdict(resolve(kind, "a model", {}))
-        for setting in embedded.keys() - {"seed", "device"}:  # those are options of all runs
-            defaults.setdefault(setting, {})[name] = embedded[setting], other[setting]
-    fields = []
-    for name in (name for name in hints if name in defaults):
-        text, metavar = _default_text(defaults[name]), _metavar(hints[name])
-        shown = tyro.conf.arg(help=helps[name], help_behavior_hint=text, metavar=metavar)
-        fields.append((name, Annotated[hints[name] | None, shown], field(default=None)))
+        embedded, other = resolve(kind, "embedded", {}), resolve(kind, "a model", {})
+        for own in dataclasses.fields(kind):
+            defaults.setdefault(own.name, {})[name] = getattr(embedded, own.name), getattr(other, own.name)
+    learners = {name for of_setting in defaults.values() for name in of_setting}
+    fields = [
+        (
+            name,
+            Annotated[
+                hints[name] | None,
+                tyro.conf.arg(
+                    help=helps[name] + _agents_text(own, learners),
+                    help_behavior_hint=_default_text(own),
+                    metavar=_metavar(hints[name]),
+                ),
+            ],
+            field(default=None),
+        )
+        for name, own in defaults.items()
+        if name not in ("seed", "device")  # options of all runs
+    ]
     made = dataclasses.make_dataclass("AgentOptions", fields, frozen=True)
     made.__module__ = __name__  # where pickle looks for it
     return made
+
+
+def _agents_text(having: Iterable[str], agents: Iterable[str]) -> str:
+    """Name the agents that have a setting, or those that do not, whichever are fewer; nothing if all have it."""
+    missing = [name for name in AGENTS if name in {*agents} - {*having}]
+    if not missing:
+        return ""
+    has = [name for name in AGENTS if name in {*having}]
+    return f" Only for {', '.join(has)}." if len(has) <= len(missing) else f" Not for {', '.join(missing)}."
 
 
 def _default_text(defaults: dict[str, tuple[Any, Any]]) -> str:
@@ -73,8 +96,9 @@ def _default_text(defaults: dict[str, tuple[Any, Any]]) -> str:
         for agent, pair in defaults.items():
             shown = " ".join(map(str, pair[model])) if isinstance(pair[model], tuple) else str(pair[model])
             agents.setdefault(shown, []).append(agent)
-        every = [f"{shown} ({' '.join(names)})" for shown, names in agents.items()]
-        return ", ".join(every if len(agents) > 1 else agents)
+        most = max(agents, key=lambda shown: len(agents[shown]))
+        others = [f"{' '.join(names)}: {shown}" for shown, names in agents.items() if shown != most]
+        return most + f" ({', '.join(others)})" * bool(others)
 
     embedded, other = by_agent(0), by_agent(1)
     return f"(default: {embedded})" if embedded == other else f"(default: {embedded}; other models: {other})"
@@ -103,8 +127,9 @@ class BenchmarkConfig:
     """Compare agents in one environment."""
 
     algo: str = "poad"
-    """Agents, separated by commas: poad, ntpo, twosome, random, or package.module:Class. Settings of one agent follow
-    it in brackets: poad[sampling=candidates],ntpo[gamma_token=0.9]."""
+    """Agents, separated by commas: poad, ntpo, twosome, reinforce, grpo, rloo, gigpo, adrl-archer, frozen, softq, dqn,
+    random, or package.module:Class. Settings of one agent follow it in brackets:
+    poad[sampling=candidates],ntpo[gamma_token=0.9]."""
     env: str = "Overcooked-tomato-salad-v0"
     """Id of the environment (list: python -m lang_envs list), or module:Id if a module of yours registers it."""
     env_set: tuple[str, ...] = ()
@@ -155,7 +180,9 @@ class BenchmarkConfig:
         self.check_values()
         for spec in self.agents:
             self._check_agent(spec, agent_class(spec.algorithm))
-        made_env(self.env, self.env_options)
+        made = made_env(self.env, self.env_options)
+        for spec in self.agents:
+            self._check_agent_in(made, spec, agent_class(spec.algorithm))
         for env in self.transfer:
             made_env(env, self.tokenizer_options)
 
@@ -198,6 +225,15 @@ class BenchmarkConfig:
                     "it: poad[epochs=2]"
                 )
 
+    def _check_agent_in(self, env: gym.Env, spec: AgentSpec, kind: type[Any]) -> None:
+        """Refuse an agent that cannot act in an environment, such as a Q function of phrases where there are none."""
+        if isinstance(kind, type) and issubclass(kind, LanguageAgent):
+            options = self.agent_options(spec, self.first_seed)
+            try:
+                kind.settings_for(env, options.pop("model", "embedded"), options)
+            except ValueError as error:
+                raise ValueError(f"agent {spec.name!r} in {self.env}: {error}") from None
+
     @property
     def embedded(self) -> bool:
         """Whether the model is the embedded one."""
@@ -227,7 +263,9 @@ class BenchmarkConfig:
         given |= {option: getattr(self, option) for option in ("model", "device") if getattr(self, option) is not None}
         preset: dict[str, Any] = {}
         if spec.algorithm in AGENTS:
-            preset = preset_settings(self.preset, self.env, spec.algorithm) | self.run_defaults.settings
+            preset = preset_settings(self.preset, self.env, spec.algorithm)
+            known = agent_class(spec.algorithm).settings_type.__dataclass_fields__
+            preset |= {name: value for name, value in self.run_defaults.settings.items() if name in known}
         return {**preset, **given, **spec.settings, "seed": seed}
 
     @property

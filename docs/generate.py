@@ -17,7 +17,7 @@ from lang_envs import ENVIRONMENTS
 from trainers import AGENTS
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-ALGORITHMS = ("poad", "ntpo", "twosome")
+ALGORITHMS = [name for name, path in AGENTS.items() if hasattr(resolve_name(path), "settings_type")]
 Row = tuple[str, ...]
 
 

@@ -187,7 +187,7 @@ def test_modules_and_files_in_the_text_exist(page: Path) -> None:
         assert (ROOT / path).exists() or path.startswith("docs/_build"), path
 
 
-@pytest.mark.parametrize("algorithm", ["poad", "ntpo", "twosome"])
+@pytest.mark.parametrize("algorithm", [name for name in trainers.AGENTS if name != "random"])
 def test_table_of_settings_has_every_setting_once(algorithm: str, generate: ModuleType) -> None:
     env = gym.make("Overcooked-tomato-salad-v0")
     settings = trainers.make(algorithm, env, model="embedded").settings

@@ -10,6 +10,14 @@ import torch
 from torch import nn
 
 
+def hidden_layers(features: int, hidden: Sequence[int]) -> list[nn.Module]:
+    """Return linear layers with ReLU, from ``features`` inputs through layers of the widths ``hidden``."""
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise([features, *hidden]):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return layers
+
+
 class ValueCritic(nn.Sequential):
     """State values V: an MLP with ReLU from one feature vector to one number.
 
@@ -24,11 +32,8 @@ class ValueCritic(nn.Sequential):
     """
 
     def __init__(self, features: int, hidden: Sequence[int]) -> None:
-        widths = [features, *hidden]
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        last = nn.Linear(widths[-1], 1)
+        layers = hidden_layers(features, hidden)
+        last = nn.Linear([features, *hidden][-1], 1)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
         super().__init__(*layers, last)

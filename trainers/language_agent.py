@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -42,6 +42,12 @@ class ActionRecord:
     def tokens(self) -> Tokens:
         """The tokens of the action."""
         return self.query.tree.candidates[self.choice]
+
+    def log_probs(self, level: str) -> np.ndarray:
+        """Return the log-probabilities that the action had: of each token, or with level ``"action"`` of it; (U,)."""
+        if level == "action":
+            return self.output.action_log_probs[[self.choice]]
+        return self.output.token_log_probs[self.choice, : len(self.tokens)]
 
 
 class ActionScores(NamedTuple):
@@ -83,6 +89,8 @@ class LanguageAgent:
 
     Attributes
     ----------
+    gamma : float
+        Discount of one unit of environment time.
     features : FeatureStore
         Features of the frozen base model, kept for the whole run.
     random : numpy.random.Generator
@@ -103,13 +111,8 @@ class LanguageAgent:
     settings_type: ClassVar[type[LanguageAgentSettings]] = LanguageAgentSettings
 
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
-        has_phrases = bool(env_attribute(envs, "action_names"))
-        if not has_phrases:
-            settings.setdefault("sampling", "free")
-        self.settings = resolve(self.settings_type, model, settings)
-        own = self.settings
-        if own.sampling != "free" and not has_phrases:
-            raise ValueError(f"sampling={own.sampling!r} needs environments with phrases; use sampling='free' here")
+        self.settings = own = self.settings_for(envs, model, settings)
+        self.gamma: float = own.gamma
         space = token_space(getattr(envs, "single_action_space", envs.action_space))
         self.env_tokenizer = space.tokenizer
         self.max_action_tokens = min(own.max_action_tokens or space.max_length, space.max_length)
@@ -146,6 +149,21 @@ class LanguageAgent:
         self.steps_learnt = 0
         self.saved: dict[str, torch.nn.Module | torch.optim.Optimizer] = {}
         self._outputs: dict[Query, PolicyOutput] = {}
+
+    @classmethod
+    def settings_for(cls, envs: Any, model: Any, given: dict[str, Any]) -> Any:
+        """Return the settings of an agent in environments: those given, and defaults of the model and environments.
+
+        Raises
+        ------
+        ValueError
+            If a setting is unknown or out of range, or these environments do not allow it.
+        """
+        has_phrases = bool(env_attribute(envs, "action_names"))
+        own = resolve(cls.settings_type, model, ({} if has_phrases else {"sampling": "free"}) | given)
+        if own.sampling != "free" and not has_phrases:
+            raise ValueError(f"sampling={own.sampling!r} needs environments with phrases; use sampling='free' here")
+        return replace(own, gamma=float(env_attribute(envs, "discount"))) if own.gamma is None else own
 
     # ------------------------------------------------------------------------------------------------------- acting
 
@@ -212,8 +230,17 @@ class LanguageAgent:
 
     # ------------------------------------------------------------------------------------------------------ learning
 
+    def discounts(self, rollout: Rollout) -> np.ndarray:
+        """Return the discount of each step of a rollout: float64 array (T, N)."""
+        return self.gamma ** (rollout.durations if self.settings.discount_by_time else np.ones_like(rollout.durations))
+
     def score_actions(
-        self, records: Sequence[ActionRecord], *, action_log_probs: bool, action_entropies: bool, token_entropies: bool
+        self,
+        records: Sequence[ActionRecord],
+        *,
+        action_log_probs: bool = False,
+        action_entropies: bool = False,
+        token_entropies: bool = False,
     ) -> Iterator[ActionScores]:
         """Score actions with the present policy, in groups that fit into memory; distinct queries are scored once.
 
@@ -222,9 +249,16 @@ class LanguageAgent:
         records : sequence of ActionRecord
         action_log_probs, action_entropies, token_entropies : bool
             Which scores the caller uses; log-probabilities of tokens are always correct, other scores that were not
-            requested may be wrong. With free text, ``action_entropies`` also needs ``token_entropies``. If only the
-            candidates that were taken matter, only these and their siblings are scored, which is cheaper.
+            requested may be wrong. If only the candidates that were taken matter, only these and their siblings are
+            scored, which is cheaper.
         """
+        longest = max((len(record.tokens) for record in records), default=0)
+        token_entropies |= action_entropies and self.settings.sampling == "free"
+
+        def padded(tokens: torch.Tensor) -> torch.Tensor:
+            """Return scores of tokens with the width of the longest action; candidates may be longer or shorter."""
+            return torch.nn.functional.pad(tokens, (0, longest - tokens.shape[1]))
+
         members: dict[Query, list[tuple[int, int]]] = {}
         for row, record in enumerate(records):
             members.setdefault(record.query, []).append((row, record.choice))
@@ -240,8 +274,8 @@ class LanguageAgent:
             scores = self.policy.score(packed, with_node_entropies=token_entropies)
             yield ActionScores(
                 rows,
-                scores.token_log_probs[index, choices],
-                scores.node_entropies[index, choices],
+                padded(scores.token_log_probs[index, choices]),
+                padded(scores.node_entropies[index, choices]),
                 scores.action_log_probs[index, choices],
                 scores.action_entropy[index],
             )
@@ -258,7 +292,8 @@ class LanguageAgent:
         RuntimeError
             If it is not small in full precision. In half precision it is only a metric.
         """
-        worst = (log_probs - old)[mask].abs().max().item()
+        errors = (log_probs - old)[mask].abs()
+        worst = errors.max().item() if len(errors) else 0.0
         exact = self.language_model.model.dtype == torch.float32 and self.settings.quantize is None
         if exact and worst > _RATIO_TOLERANCE:
             raise RuntimeError(f"the policy's log-probabilities differ by {worst} from those it acted with")

@@ -44,6 +44,13 @@ def setting(
 class LanguageAgentSettings:
     """Settings of the model and of sampling, which all language agents share."""
 
+    # --- discount
+    gamma: float | None = setting(None, least=0, most=1)
+    """Discount γ of one unit of environment time; by default the environment's own."""
+    discount_by_time: bool = True
+    """Discount an action of k units of time by γ to the k, as the environment's returns are; False discounts every
+    action by γ (the paper's code)."""
+
     # --- sampling
     sampling: str = setting("trie", choices=SAMPLING_MODES)
     """How an action is sampled: trie (token by token among the prefixes of available phrases), candidates (a softmax

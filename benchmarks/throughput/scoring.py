@@ -25,7 +25,7 @@ from peft.tuners import lora
 import trainers
 from trainers import Action, Rollout, losses
 from trainers.adapters import AdaptedLinear
-from trainers.agents.ppo import Batch, PPOAgent
+from trainers.agents.ppo import PPOAgent, PPOBatch
 from trainers.language_agent import ActionRecord
 from trainers.language_model import LanguageModel
 from trainers.metrics import Metrics
@@ -100,7 +100,7 @@ def packed_rollout(agent: PPOAgent, asked: list[list[Query]]) -> list[Any]:
     return [agent.policy_outputs(row) for row in asked]
 
 
-def naive_epoch(agent: PPOAgent, batch: Batch) -> torch.Tensor:
+def naive_epoch(agent: PPOAgent, batch: PPOBatch) -> torch.Tensor:
     """Do one epoch over the batch naively; return the last minibatch's loss."""
     settings = agent.settings
     whole_actions = agent.level == "action"
@@ -136,22 +136,22 @@ def naive_epoch(agent: PPOAgent, batch: Batch) -> torch.Tensor:
     return loss.detach()
 
 
-def packed_epoch(agent: PPOAgent, batch: Batch) -> float:
+def packed_epoch(agent: PPOAgent, batch: PPOBatch) -> float:
     """Do one epoch over the batch as the agent does."""
     metrics = Metrics()
     for rows in np.array_split(np.arange(len(batch.records)), agent.settings.minibatches):
         agent.critic_step(batch, rows, metrics)
-        agent.actor_step(batch, batch.advantages, rows, metrics, first=False)
+        agent.actor_step(batch, rows, metrics, first=False)
     return metrics.means()["policy_loss"]
 
 
-def epoch_with_pefts_layers(agent: PPOAgent, batch: Batch) -> float:
+def epoch_with_pefts_layers(agent: PPOAgent, batch: PPOBatch) -> float:
     """Do one epoch as the agent does, with PEFT's adapter layers."""
     with mock.patch.object(AdaptedLinear, "forward", lora.Linear.forward):
         return packed_epoch(agent, batch)
 
 
-def batch_of(agent: PPOAgent, asked: list[list[Query]]) -> Batch:
+def batch_of(agent: PPOAgent, asked: list[list[Query]]) -> PPOBatch:
     """Return a batch of actions with random choices and rewards, and no ends of episodes."""
     rng = np.random.default_rng(1)
     actions = [

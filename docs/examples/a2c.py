@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from trainers.agents.poad import POAD
-from trainers.losses import normalise_advantages
 from trainers.metrics import Metrics
 
 
@@ -13,14 +12,11 @@ class A2C(POAD):
 
     def learn(self, rollout):
         batch, own, metrics, mean_entropy = self.assign_credit(rollout), self.settings, Metrics(), 0.0
-        advantages = normalise_advantages(batch.advantages, batch.mask, own.advantage_std_floor)
         self.critic_step(batch, np.arange(len(batch.records)), metrics)
         self.forget_outputs()
         self.actor_optimizer.zero_grad()
-        options = {"action_log_probs": False, "action_entropies": True, "token_entropies": own.sampling == "free"}
-        for scores in self.score_actions(batch.records, **options):  # in groups that fit into memory
-            width = min(advantages.shape[1], scores.token_log_probs.shape[1])  # what follows is padding
-            gains = advantages[scores.rows, :width] * scores.token_log_probs[:, :width]
+        for scores in self.score_actions(batch.records, action_entropies=True):  # in groups that fit into memory
+            gains = batch.advantages[scores.rows] * scores.token_log_probs
             entropy = scores.action_entropies.sum() / len(batch.records)
             (-gains.sum() / batch.mask.sum() - own.entropy_coefficient * entropy).backward()
             mean_entropy += entropy.item()

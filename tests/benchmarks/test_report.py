@@ -25,6 +25,7 @@ from benchmarks.records import Record, stored_names
 from benchmarks.report import render, render_page, write_report
 from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark
 from benchmarks.versions import VERSIONS_FILE
+from trainers.agents import AGENTS
 from trainers.embedded_lm.pretrain import PretrainingSettings
 
 SALAD = "Overcooked-tomato-salad-v0"
@@ -215,6 +216,7 @@ def test_published_pages_are_what_is_rendered_from_the_published_numbers(name: s
 
 
 def test_every_algorithm_has_one_colour() -> None:
+    assert COLOURS.keys() == AGENTS.keys()
     assert len(set(COLOURS.values())) == len(COLOURS)
     for name in COLOURS:
         assert AgentSpec(name, {"gamma": 1.0}).colour == COLOURS[name]

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -201,6 +201,9 @@ class Broken(Wise):
         (("--env", "DataSciCoding-airlines-v0"), "run: python -m lang_envs fetch airlines"),
         (("--algo", ""), "names no agent"),
         (("--model", "./nowhere"), "./nowhere"),
+        (("--algo", "grpo", "--preset", "paper"), "the paper has no hyper-parameters for grpo on Overcooked"),
+        (("--algo", "poad,softq", "--sampling", "candidates"), "SoftQ learns Q of the tokens of phrases"),
+        (("--algo", "poad,dqn", "--env", "DataSciCoding-balance-scale-v0"), "it needs an environment with phrases"),
     ],
 )
 def test_options_that_cannot_be_run_are_named_without_a_traceback(
@@ -266,6 +269,10 @@ def test_agents_have_labels_for_readers_and_folders() -> None:
     for name, label, folder in (
         ("poad", "POAD", "poad"),
         ("random", "random agent", "random"),
+        ("gigpo[step_weight=0.5]", "GiGPO, ω = 0.5", "gigpo.step_weight=0.5"),
+        ("softq", "Soft Q", "softq"),
+        ("adrl-archer", "ADRL-ARCHER", "adrl-archer"),
+        ("frozen", "frozen model", "frozen"),
         ("ntpo[gamma_token=0.9]", "NTPO, γ_w = 0.9", "ntpo.gamma_token=0.9"),
         ("twosome[entropy_coefficient=0.0,epochs=2]", "TWOSOME, no entropy bonus, epochs = 2", None),
         ("my_module:Wise", "Wise", "my_module.Wise"),
@@ -274,6 +281,23 @@ def test_agents_have_labels_for_readers_and_folders() -> None:
         assert (agent.name, agent.label) == (name, label)
         assert folder in (None, agent.folder)
     assert AgentSpec.parse("ntpo[gamma_token=0.9]").colour == AgentSpec("ntpo").colour != AgentSpec("poad").colour
+
+
+def test_all_agents_agree_on_the_type_of_a_setting() -> None:
+    types: dict[str, Any] = {}
+    for name in set(AGENTS) - {"random"}:
+        for setting, hint in get_type_hints(agent_class(name).settings_type).items():
+            assert types.setdefault(setting, hint) == hint, f"{setting} of {name}"
+
+
+@pytest.mark.parametrize("name", sorted(set(AGENTS) - {"random"}))
+def test_defaults_of_environments_are_settings_of_every_agent(name: str) -> None:
+    kind = agent_class(name)
+    for env in ("VirtualHome-entertainment-v0", "DataSciCoding-balance-scale-v0"):
+        config = BenchmarkConfig(algo=name, env=env)
+        settings = resolve(kind.settings_type, "embedded", config.agent_options(AgentSpec(name), 0))
+        for setting, value in RUN_DEFAULTS.get(env, RUN_DEFAULTS["DataSciCoding"]).settings.items():
+            assert getattr(settings, setting, value) == value
 
 
 def test_help_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -285,7 +309,8 @@ def test_help_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPat
     for name in AGENTS:
         for setting in getattr(getattr(agent_class(name), "settings_type", None), "__dataclass_fields__", {}):
             assert setting == "seed" or f"--{setting.replace('_', '-')} " in text
-    assert "(default: trie (poad ntpo), candidates (twosome))" in text
+    assert "(default: trie (twosome: candidates))" in text
+    assert "Only for softq, dqn. (default: 0.01)" in text
     assert "(default: 0.0003; other models: 5e-07)" in text
     assert "None" not in text.partition("agent options")[2].replace("None never skips", "")
 

@@ -21,6 +21,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+import lang_envs
+from lang_envs import LanguageEnv, TokenEnv, Transition
 from lang_envs.assets import TOKENIZER_FILE
 
 ENVIRONMENT = "Overcooked-tomato-salad-v0"
@@ -91,5 +93,39 @@ def make_envs() -> Callable[..., gym.vector.VectorEnv]:
     def make(num_envs: int = 2, environment: str = ENVIRONMENT, **options: Any) -> gym.vector.VectorEnv:
         kwargs = {"autoreset_mode": options.pop("autoreset_mode", AutoresetMode.SAME_STEP)}
         return gym.make_vec(environment, num_envs=num_envs, vectorization_mode="sync", vector_kwargs=kwargs, **options)
+
+    return make
+
+
+class Chain(LanguageEnv):
+    """Three steps; "right" at each of them is worth 1 in the end, and takes two units of time."""
+
+    action_names = ("right", "go wrong")
+    discount = 0.9
+    text_parts = (tuple(f"step {n}" for n in range(4)), (", all right", ", one wrong"))
+    state_fields = ("count", "right")
+
+    def __init__(self, truncated: bool = False) -> None:
+        super().__init__(max_text_length=24)
+        self.count, self.right, self.truncated = 0, True, truncated
+
+    def start(self, options: dict[str, Any]) -> None:
+        self.count, self.right = 0, True
+
+    def advance(self, action: int | str | None) -> Transition:
+        self.count += 1
+        self.right &= action == 0
+        over = self.count == 3
+        reward = float(over and self.right)
+        return Transition(reward, over and not self.truncated, over and self.truncated, {"primitive_steps": 2})
+
+    def narrate(self) -> str:
+        return f"step {self.count}" + (", all right" if self.right else ", one wrong")
+
+
+@pytest.fixture
+def make_chains() -> Callable[..., gym.vector.VectorEnv]:
+    def make(num_envs: int, **options: Any) -> gym.vector.VectorEnv:
+        return lang_envs.make_vec(lambda: TokenEnv(Chain(**options)), num_envs)
 
     return make

@@ -1,4 +1,4 @@
-"""All agents on a simulated GPU: tensors are on the right device, and there are few synchronisations."""
+"""Agents on a simulated GPU: tensors are on the right device, and there are few synchronisations."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def trained() -> list[dict[str, Any]]:
     return on_simulated_gpu()
 
 
-def test_every_agent_trains_evaluates_and_resumes_on_a_gpu(trained: list[dict[str, Any]]) -> None:
+def test_agents_train_evaluate_and_resume_on_a_gpu(trained: list[dict[str, Any]]) -> None:
     """Operations on tensors of both devices raise there; a resumed run equals an uninterrupted one."""
-    assert {"poad", "ntpo", "twosome"} <= {line["algo"] for line in trained} <= set(AGENTS)
+    assert {"poad", "ntpo", "twosome", "grpo", "softq"} <= {line["algo"] for line in trained} <= set(AGENTS)
     assert all(line["resumed_equals_whole"] for line in trained)
 
 

@@ -10,6 +10,14 @@ AGENTS: dict[str, str] = {
     "poad": "trainers.agents.poad:POAD",
     "ntpo": "trainers.agents.ntpo:NTPO",
     "twosome": "trainers.agents.twosome:TWOSOME",
+    "reinforce": "trainers.agents.critic_free:REINFORCE",
+    "grpo": "trainers.agents.critic_free:GRPO",
+    "rloo": "trainers.agents.critic_free:RLOO",
+    "gigpo": "trainers.agents.critic_free:GiGPO",
+    "adrl-archer": "trainers.agents.adrl_archer:ADRLArcher",
+    "frozen": "trainers.agents.frozen:Frozen",
+    "softq": "trainers.agents.soft_q:SoftQ",
+    "dqn": "trainers.agents.dqn:DQN",
     "random": "trainers.agents.random:RandomAgent",
 }
 """Name of each agent of the suite, and its class as ``"module:Class"``."""
@@ -46,8 +54,8 @@ def make(name: str, envs: Any, **config: Any) -> Any:
     Parameters
     ----------
     name : str
-        ``"poad"``, ``"ntpo"``, ``"twosome"``, ``"random"``, or ``"package.module:Class"`` of a third party, whose
-        class is called as ``Class(envs, **config)``.
+        A name of :data:`AGENTS`, such as ``"poad"``, or ``"package.module:Class"`` of a third party, whose class is
+        called as ``Class(envs, **config)``.
     envs : gymnasium.vector.VectorEnv or gymnasium.Env
     **config
         For learning agents of the suite: ``model`` (``"embedded"``, a Hugging Face name or folder, or a model object),

@@ -1,14 +1,13 @@
-"""PPO for language agents (arXiv 1707.06347): one iteration, from a rollout to the last optimiser step.
+"""PPO with a critic (arXiv 1707.06347): values, advantages and returns of a rollout, and the critic's step.
 
-An algorithm chooses the *credit steps* of an action: its tokens, or the action as a whole. Each credit step has a
-probability ratio, a value and an advantage. POAD, NTPO and TWOSOME differ in ``level`` and
+The policy's update is in :mod:`trainers.agents.policy_gradient`. POAD, NTPO and TWOSOME differ in ``level`` and
 ``token_discounts``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,131 +15,69 @@ import torch
 
 from trainers import losses
 from trainers.agent import Rollout
+from trainers.agents.policy_gradient import Batch, PolicyGradientAgent, PolicyGradientSettings
 from trainers.credit import gae
 from trainers.critic import ValueCritic
-from trainers.language_agent import ActionRecord, LanguageAgent
+from trainers.language_agent import ActionRecord
 from trainers.metrics import Metrics
 from trainers.prefix_tree import Query
-from trainers.rollout import env_attribute, padded
-from trainers.settings import LanguageAgentSettings, setting
+from trainers.rollout import padded
+from trainers.settings import setting
 
 
 @dataclass(frozen=True)
-class PPOSettings(LanguageAgentSettings):
-    """Settings of PPO. Defaults are those of the paper for Overcooked (arXiv 2405.15821, appendix)."""
+class PPOSettings(PolicyGradientSettings):
+    """Settings of PPO with a critic."""
 
-    # --- credit
-    gamma: float | None = setting(None, least=0, most=1)
-    """Discount γ of one unit of environment time; by default the environment's own."""
-    discount_by_time: bool = True
-    """Discount an action of k units of time by γ to the k, as the environment's returns are; False discounts every
-    action by γ (the paper's code)."""
     gae_lambda: float = setting(0.95, least=0, most=1)
     """λ of generalised advantage estimation between actions."""
     truncation_is_termination: bool = False
     """Treat truncated episodes as terminated (the paper's code); False bootstraps from V(final observation)."""
-    advantage_std_floor: float = setting(0.05, least=0)
-    """Never divide advantages by less than this (the paper's code: 0)."""
-
-    # --- update
-    actor_lr: float = setting(5e-7, embedded=3e-4, above=0)
-    """Learning rate of the adapter."""
     critic_lr: float = setting(1e-5, embedded=1e-3, above=0)
     """Learning rate of the critic."""
-    anneal_steps: int = setting(0, least=0)
-    """Decrease learning rates linearly to 0 over this many environment steps; 0 keeps them constant."""
-    epochs: int = setting(5, embedded=4, least=1)
-    """Passes over each rollout."""
-    minibatches: int = setting(2, embedded=4, least=1)
-    """Optimiser steps in one pass."""
-    clip: float = setting(0.2, above=0)
-    """Clip range ε of ratios and of changes of values."""
-    entropy_coefficient: float = setting(0.01, least=0)
-    """Weight of the entropy bonus."""
-    entropy_level: str = setting("action", choices=("action", "token"))
-    """Entropy of the distribution over actions (action), or the mean over the tokens of an action (token)."""
-    kl_threshold: float | None = setting(0.02, above=0)
-    """Skip the adapter's remaining steps on a rollout once the approximate KL divergence per credit step is above this;
-    None never skips."""
-    max_grad_norm: float = setting(0.5, above=0)
-    """Scale gradients down to this norm, separately for the adapter and the critic."""
     critic_hidden: tuple[int, ...] = setting((1024, 512), embedded=(256, 256))
     """Widths of the critic's hidden layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """The B valid actions of a rollout (see :class:`trainers.Rollout`), each with at most U credit steps.
+class PPOBatch(Batch):
+    """A batch with values and returns (B, U); ``feature_rows`` (int64) are the rows of the feature store from which the
+    critic predicts them."""
 
-    All tensors have the shape (B, U). ``mask`` is True at real credit steps; elsewhere all values are 0. Advantages are
-    not normalised. ``feature_rows`` (int64) are the rows of the feature store from which the critic predicts values.
-    """
-
-    records: list[ActionRecord]
-    mask: torch.Tensor
-    old_log_probs: torch.Tensor
     old_values: torch.Tensor
-    advantages: torch.Tensor
     returns: torch.Tensor
     feature_rows: torch.Tensor
 
 
-class PPOAgent(LanguageAgent):
-    """A language agent that learns with PPO; parameters as in :class:`trainers.language_agent.LanguageAgent`."""
+class PPOAgent(PolicyGradientAgent):
+    """PPO with a critic on features of the frozen base model (arXiv 1707.06347)."""
 
     settings_type: ClassVar[type[PPOSettings]] = PPOSettings
     settings: PPOSettings
-    level: ClassVar[str]
-    """Credit steps are the tokens of an action (``"token"``), or the action (``"action"``)."""
 
     def __init__(self, envs: Any, model: Any = "embedded", tokenizer: Any = None, **settings: Any) -> None:
         super().__init__(envs, model, tokenizer, **settings)
-        self.gamma = float(env_attribute(envs, "discount")) if self.settings.gamma is None else self.settings.gamma
-        self.settings = own = replace(self.settings, gamma=self.gamma)
         with self.random_stream.active():
-            self.critic = ValueCritic(self.language_model.hidden_size, own.critic_hidden)
+            self.critic = ValueCritic(self.language_model.hidden_size, self.settings.critic_hidden)
         self.critic.to(self.language_model.device)
-        self.adapter = self.language_model.trainable_parameters()
-        self.actor_optimizer = torch.optim.Adam(self.adapter, lr=own.actor_lr, eps=1e-5)
-        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=own.critic_lr, eps=1e-5)
-        self.saved |= {
-            "critic": self.critic,
-            "actor_optimizer": self.actor_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-        }
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=self.settings.critic_lr, eps=1e-5)
+        self.saved |= {"critic": self.critic, "critic_optimizer": self.critic_optimizer}
 
     def token_discounts(self) -> tuple[float, float]:
         """Return γ_w and λ_w: the discount, and λ of GAE, from a token to the next token of its action."""
         return 1.0, 1.0
 
-    def learn(self, rollout: Rollout) -> dict[str, float]:
-        """Run PPO's epochs on one rollout; return the metrics of the update."""
-        settings, metrics = self.settings, Metrics()
-        batch = self.assign_credit(rollout)
-        advantages = losses.normalise_advantages(batch.advantages, batch.mask, settings.advantage_std_floor)
-        self.forget_outputs()
-        left = max(0.0, 1 - self.steps_learnt / settings.anneal_steps) if settings.anneal_steps else 1.0
-        self.actor_optimizer.param_groups[0]["lr"] = settings.actor_lr * left
-        self.critic_optimizer.param_groups[0]["lr"] = settings.critic_lr * left
-        actor_steps, stopped = 0, False
-        for epoch in range(settings.epochs):
-            minibatches = np.array_split(self.random.permutation(len(batch.records)), settings.minibatches)
-            for number, rows in enumerate(minibatches):
-                if not len(rows):
-                    continue
-                self.critic_step(batch, rows, metrics)
-                if not stopped:
-                    stopped = not self.actor_step(batch, advantages, rows, metrics, first=epoch == number == 0)
-                    actor_steps += not stopped
-        self.steps_learnt += len(batch.records)
-        return metrics.means() | {
-            "skipped_actor_steps": 1 - actor_steps / (settings.epochs * settings.minibatches),
-            "explained_variance": losses.explained_variance(batch.old_values, batch.returns, batch.mask),
-            "actor_lr": settings.actor_lr * left,
-        }
+    def bootstrap_values(self, values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Return the value from which the action before each action bootstraps: (T, N, U) to (T, N)."""
+        return values[..., 0]
 
-    def assign_credit(self, rollout: Rollout) -> Batch:
-        """Return the valid actions of a rollout, with the value, advantage and return of each of their credit steps."""
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        batch = self.assign_credit(rollout)
+        explained = losses.explained_variance(batch.old_values, batch.returns, batch.mask)
+        return self.update(batch) | {"explained_variance": explained}
+
+    def assign_credit(self, rollout: Rollout) -> PPOBatch:
+        """Return the valid actions of a rollout with values, advantages and returns of their credit steps."""
         shape, settings = rollout.rewards.shape, self.settings
         records: list[ActionRecord] = [action.record for row in rollout.actions for action in row]
         # The critic reads the prompt, then the prompt with each token but the last one.
@@ -148,13 +85,13 @@ class PPOAgent(LanguageAgent):
         last = rollout.last_of_episodes(with_truncated=not settings.truncation_is_termination)
         rows = self.features.rows([*texts, *((self.prompt(observation), ()) for observation in last.values())])
         feature_rows, mask = padded(rows[: len(records)], shape)
-        old_log_probs, _ = padded([self._old_log_probs(record) for record in records], shape)
+        old_log_probs, _ = padded([record.log_probs(self.level) for record in records], shape)
         mask &= rollout.valid[..., None]
         last_rows = np.array([own[0] for own in rows[len(records) :]], dtype=np.int64)
         values, last_values = self.critic.values_at(self.features.features, feature_rows, last_rows)
         values = np.where(mask, values, 0.0)
         next_values = np.zeros(shape)
-        next_values[:-1] = values[1:, :, 0]
+        next_values[:-1] = self.bootstrap_values(values, mask)[1:]
         next_values[rollout.episode_ends] = 0.0
         for step, value in zip(last, last_values, strict=True):
             next_values[step] = value
@@ -165,7 +102,7 @@ class PPOAgent(LanguageAgent):
             mask,
             next_values,
             rollout.episode_ends,
-            gamma=self.gamma ** (rollout.durations if settings.discount_by_time else np.ones(shape)),
+            gamma=self.discounts(rollout),
             gae_lambda=settings.gae_lambda,
             gamma_token=gamma_token,
             gae_lambda_token=gae_lambda_token,
@@ -175,29 +112,25 @@ class PPOAgent(LanguageAgent):
             chosen = torch.from_numpy(array[rollout.valid])
             return (chosen.float() if chosen.is_floating_point() else chosen).to(self.language_model.device)
 
-        return Batch(
+        credit, real = valid(advantages), valid(mask)
+        return PPOBatch(
             records=[record for record, is_valid in zip(records, rollout.valid.flat, strict=True) if is_valid],
-            mask=valid(mask),
+            mask=real,
             old_log_probs=valid(np.where(mask, old_log_probs, 0.0)),
             old_values=valid(values),
-            advantages=valid(advantages),
+            advantages=losses.normalise_advantages(credit, real, settings.advantage_std_floor),
+            fresh=real[:, 0],
             returns=valid(returns),
             feature_rows=valid(feature_rows),
         )
-
-    def _old_log_probs(self, record: ActionRecord) -> np.ndarray:
-        """Return the log-probabilities that the credit steps of an action had when it was taken: (U,)."""
-        if self.level == "action":
-            return record.output.action_log_probs[[record.choice]]
-        return record.output.token_log_probs[record.choice, : len(record.tokens)]
 
     def values(self, queries: Sequence[Query]) -> list[np.ndarray]:
         """Return the critic's value at every node (prefix of a candidate) of each query's tree: float64 arrays (M,)."""
         features = self.language_model.features(queries)
         return [self.critic.values(nodes).detach().double().cpu().numpy() for nodes in features]
 
-    def critic_step(self, batch: Batch, rows: np.ndarray, metrics: Metrics) -> None:
-        """Take one optimiser step of the critic on a minibatch; ``rows`` (int array) are its actions in the batch."""
+    def critic_step(self, batch: PPOBatch, rows: np.ndarray, metrics: Metrics) -> None:
+        """Take one optimiser step of the critic on the actions ``rows`` of a batch, an int array (b,)."""
         chosen = torch.from_numpy(rows).to(batch.mask.device)
         mask, old, returns = batch.mask[chosen], batch.old_values[chosen], batch.returns[chosen]
         # Environments with few states repeat features: each distinct one is evaluated once.
@@ -210,50 +143,3 @@ class PPOAgent(LanguageAgent):
         norm = torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self.settings.max_grad_norm)
         self.critic_optimizer.step()
         metrics.add(value_loss=loss.item(), critic_grad_norm=float(norm))
-
-    def actor_step(
-        self, batch: Batch, advantages: torch.Tensor, rows: np.ndarray, metrics: Metrics, *, first: bool
-    ) -> bool:
-        """Take one optimiser step of the adapter on a minibatch; ``rows`` (int array) are its actions in the batch.
-
-        Takes no step and returns False if the approximate KL divergence of the present policy from the policy that
-        acted is above ``kl_threshold``. ``first`` is True before the first step on a rollout, where the two policies
-        must be equal.
-        """
-        settings, chosen = self.settings, torch.from_numpy(rows).to(batch.mask.device)
-        records, credit_steps = [batch.records[row] for row in rows], batch.mask[chosen].sum()
-        tokens = sum(len(record.tokens) for record in records)
-        totals, worst = torch.zeros(4, device=batch.mask.device), 0.0
-        self.actor_optimizer.zero_grad(set_to_none=True)
-        for scores in self.score_actions(
-            records,
-            action_log_probs=self.level == "action",
-            action_entropies=settings.entropy_level == "action",
-            token_entropies=settings.entropy_level == "token" or settings.sampling == "free",
-        ):
-            own = chosen[scores.rows]
-            mask, old = batch.mask[own], batch.old_log_probs[own]
-            log_probs = scores.action_log_probs[:, None] if self.level == "action" else scores.token_log_probs
-            log_probs = torch.nn.functional.pad(log_probs, (0, mask.shape[1] - log_probs.shape[1]))
-            if first:
-                worst = max(worst, self.ratio_error(log_probs, old, mask))
-            policy_loss = losses.clipped_policy_loss(log_probs, old, advantages[own], mask, settings.clip)
-            policy_loss = policy_loss / credit_steps
-            if settings.entropy_level == "token":
-                entropy = scores.token_entropies.sum() / tokens
-            else:
-                entropy = scores.action_entropies.sum() / len(rows)
-            (policy_loss - settings.entropy_coefficient * entropy).backward()
-            with torch.no_grad():
-                kl = losses.approximate_kl(log_probs, old, mask) / credit_steps
-                clipped = losses.count_clipped(log_probs, old, mask, settings.clip) / credit_steps
-                totals += torch.stack([policy_loss, entropy, kl, clipped])
-        loss_, entropy_, kl_, clipped_ = totals.tolist()
-        metrics.add(policy_loss=loss_, entropy=entropy_, approximate_kl=kl_, clip_fraction=clipped_)
-        if first:
-            metrics.add(first_ratio_error=worst)
-        if settings.kl_threshold is not None and kl_ > settings.kl_threshold:
-            return False
-        metrics.add(actor_grad_norm=float(torch.nn.utils.clip_grad_norm_(self.adapter, settings.max_grad_norm)))
-        self.actor_optimizer.step()
-        return True
