@@ -39,7 +39,7 @@ help:
 	@echo "make bench-generalization"
 	@echo "                  train on food preparation, then evaluate on eight household tasks without training on them"
 	@echo "make bench-datascicoding"
-	@echo "                  train agents to write programs for SETS='balance-scale airlines ...'; one table of the best"
+	@echo "                  train agents to write programs for SETS='balance-scale airlines ...'; one page of the best"
 	@echo "make paper        run the paper's experiments (hours); ARGS='--quick', '--dry-run', '--only curves'"
 	@echo "make report RUNS='runs/... runs/...'"
 	@echo "                  one HTML page of finished benchmarks"

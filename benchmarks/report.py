@@ -110,19 +110,17 @@ def write_report(
     """Analyse finished benchmarks, or the paper's experiments: records, Markdown pages, and one HTML page that needs no
     network.
 
-    Modules that the folders name are not imported, except those of ``--allow-import``; for environments of other
-    modules the page has no optimal return and no random policy.
-
     Parameters
     ----------
     folders : tuple of Path
-        Folders of finished benchmarks, or of ``paper``.
+        Folders of finished benchmarks, or of paper.
     output : Path, optional
         The HTML page (default: report.html in the first folder).
     tables : Path, optional
         Folder for records, Markdown pages and figures (default: the page's path without .html).
     allow_import : tuple of str
-        Modules of agents and environments that the folders name and that may be imported; their code runs.
+        Modules of agents and environments that the folders name and that may be imported; their code runs. For
+        environments of other modules the page has no optimal return and no random policy.
 
     Raises
     ------
