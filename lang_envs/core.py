@@ -27,7 +27,7 @@ class Transition(NamedTuple):
     - ``metrics`` (dict of str to float or str): training reports the mean of each number over the steps that have it,
       and the first of each text.
     - ``artifact`` (dict with ``score``, ``file`` and ``text``): training writes the text with the highest score of a
-      run to that file in the run's folder.
+      run into the run's folder. The file name must begin with ``best_``.
     """
 
     reward: float

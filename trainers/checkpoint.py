@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from lang_envs.files import MIB, parse_json, read_bytes, sync
 from lang_envs.storage import check_generator_position, decode, encode
+from trainers.random_stream import set_cpu_generator
 
 LAST, BEST = "last", "best"
 PROGRESS_FILE = "progress.json"
@@ -181,7 +182,7 @@ def _set_random_states(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     check_generator_position({"pos": states["numpy"][2]})
     np.random.set_state(states["numpy"])  # noqa: NPY002
-    torch.set_rng_state(torch.from_numpy(states["torch"]))
+    set_cpu_generator(torch.from_numpy(states["torch"]))
     saved = states["cuda"]
     gpus = torch.cuda.device_count() if saved and torch.cuda.is_initialized() else 0
     for device, state in enumerate(saved[:gpus]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 import warnings
 from collections import deque
@@ -17,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from lang_envs.files import is_number, locked, refuse_irregular, write_atomically
+from lang_envs.files import MIB, is_number, locked, refuse_irregular, write_atomically
 from lang_envs.storage import UnstorableError, encode
 from trainers.agent import Agent, Episode, Rollout
 from trainers.checkpoint import LAST, DamagedRunError, is_checkpoint_link, load_checkpoint, newest, save_checkpoint
@@ -27,6 +28,9 @@ from trainers.rollout import CollectorState, autoreset_mode, begin, collect, env
 CHECKPOINTS_FOLDER = "checkpoints"
 RECENT_EPISODES = 20
 _TIME_LIMIT_COUNTER = "_elapsed_steps"
+_LONGEST_WORD = 200
+_ARTIFACT = re.compile(r"best_[\w.-]{1,80}", re.ASCII)
+"""Names of artifacts: no file of a run begins so."""
 _COUNTS = ("step", "iteration", "episodes", "best_score_step", "metrics_bytes")
 _SCORES = ("best", "best_score")
 """Fields of :class:`Progress` that a checkpoint holds as they are."""
@@ -137,14 +141,17 @@ def train(
             progress.iteration += 1
             progress.episodes += len(rollout.episodes)
             progress.recent.extend(rollout.episodes)
-            line: dict[str, Any] = {
+            own: dict[str, Any] = {
                 **{name: float(value) for name, value in update.items()},
                 "step": progress.step,
                 "iteration": progress.iteration,
                 "episodes": progress.episodes,
                 **_episode_means(rollout.episodes, progress.recent),
-                **_env_metrics(rollout, progress, folder),
             }
+            of_envs = _env_metrics(rollout, progress, folder)
+            if twice := own.keys() & of_envs.keys() | of_envs.keys() & {"timing"}:
+                raise ValueError(f"an environment returned the metric {min(twice)!r}, which training itself reports")
+            line = own | of_envs
             _refuse_collapse(line)
             line["timing"] = {
                 "rollout_seconds": collected - started,
@@ -176,18 +183,52 @@ def _env_metrics(rollout: Rollout, progress: Progress, folder: Path | None) -> d
     """Return the environments' own metrics, means of numbers and first words; write the best artifact of the run."""
     infos = [info for row in rollout.outcomes for info in row]
     infos = [infos[i] for i in np.flatnonzero(rollout.valid)]
-    reported = [info["metrics"] for info in infos if "metrics" in info]
-    names = dict.fromkeys(name for metrics in reported for name in metrics)
-    values = {name: [metrics[name] for metrics in reported if name in metrics] for name in names}
+    values: dict[str, list[Any]] = {}
+    for info in infos:
+        for name, value in _checked_metrics(info).items():
+            values.setdefault(name, []).append(value)
     means = {name: own[0] if isinstance(own[0], str) else float(np.mean(own)) for name, own in values.items()}
-    for artifact in (info["artifact"] for info in infos if "artifact" in info):
-        if artifact["score"] > progress.best_score:
-            progress.best_score, progress.best_score_step = artifact["score"], progress.step
-            if folder is not None:
-                write_atomically(folder / Path(artifact["file"]).name, artifact["text"])
+    for info in infos:
+        if "artifact" in info:
+            score, file, text = _checked_artifact(info["artifact"])
+            if score > progress.best_score:
+                progress.best_score, progress.best_score_step = score, progress.step
+                if folder is not None:
+                    write_atomically(folder / file, text)
     if progress.best_score > -math.inf:
         means |= {"best_score": progress.best_score, "best_score_step": progress.best_score_step}
     return means
+
+
+def _checked_metrics(info: dict[str, Any]) -> dict[str, Any]:
+    metrics = info.get("metrics", {})
+    if not isinstance(metrics, dict):
+        raise ValueError(f"an environment returned info['metrics'] = {metrics!r:.80}, expected a dict")
+    for name, value in metrics.items():
+        fits = is_number(value) or (isinstance(value, str) and len(value) <= _LONGEST_WORD)
+        if not isinstance(name, str) or not fits:
+            raise ValueError(
+                f"an environment returned the metric {name!r:.80} = {value!r:.80}, expected a name and a finite number "
+                f"or a text of at most {_LONGEST_WORD} characters"
+            )
+    return metrics
+
+
+def _checked_artifact(artifact: Any) -> tuple[float, str, str]:
+    """Return the score, file and text of an artifact; refuse one that could harm the run's own files."""
+    keys = ("score", "file", "text")
+    if not isinstance(artifact, dict) or not all(key in artifact for key in keys):
+        raise ValueError(f"an environment returned info['artifact'] = {artifact!r:.80}, expected {', '.join(keys)}")
+    score, file, text = (artifact[key] for key in keys)
+    if not is_number(score) or not isinstance(text, str) or len(text) > MIB:
+        raise ValueError(
+            f"an artifact has the score {score!r:.80}: expected a finite number, and text of at most 1 MiB"
+        )
+    if not isinstance(file, str) or not _ARTIFACT.fullmatch(file):
+        raise ValueError(
+            f"an artifact has the file name {file!r:.80}: expected best_NAME, of letters, digits, '_', '-' and '.'"
+        )
+    return float(score), file, text
 
 
 def _refuse_collapse(line: dict[str, Any]) -> None:
@@ -272,11 +313,15 @@ def _restore(stored: dict[str, Any], envs: Any, fresh: CollectorState) -> Progre
         return progress
     saved = environments["collector"]
     for name, value in vars(fresh).items():
-        alike = type(saved[name]) is type(value) and len(saved[name]) == envs.num_envs
+        alike = type(saved[name]) is type(value)
+        if alike and len(saved[name]) != envs.num_envs:
+            raise ValueError(f"saved with {len(saved[name])} environments, there are {envs.num_envs} now")
         if isinstance(value, np.ndarray):
             alike = alike and saved[name].shape == value.shape and saved[name].dtype == value.dtype
         if not alike:
             raise ValueError(f"{name} is {saved[name]!r:.80}")
+    if not all(map(envs.single_observation_space.contains, saved["observations"])):
+        raise ValueError("an observation is not in the observation space")
     if not all(isinstance(info, dict) for info in saved["infos"]):
         raise ValueError("an info is not a dict")
     if unknown := environments["states"].keys() - {"state", _TIME_LIMIT_COUNTER}:

@@ -139,6 +139,7 @@ def resolve(settings_type: type[Any], model: Any, given: dict[str, Any]) -> Any:
     if unknown := [name for name in given if name not in known]:
         near = difflib.get_close_matches(unknown[0], known, n=5)
         hint = f"; did you mean {' or '.join(near)}?" if near else f". Known settings: {', '.join(known)}"
-        raise ValueError(f"{settings_type.__name__} has no setting {', '.join(unknown)}{hint}")
+        agent = settings_type.__name__.removesuffix("Settings")
+        raise ValueError(f"{agent} has no setting {', '.join(unknown)}{hint}")
     embedded = {own.name: own.metadata["embedded"] for own in fields(settings_type) if "embedded" in own.metadata}
     return settings_type(**{**(embedded if model == "embedded" else {}), **given})

@@ -192,7 +192,7 @@ class Broken(Wise):
         (("--steps", "0"), "steps=0 must be at least 1"),
         (("--first-seed", "-1"), "first_seed=-1"),
         (("--sampling", "beam"), "sampling='beam'"),
-        (("--algo", "twosome", "--gae-lambda-token", "0.9"), "TWOSOMESettings has no setting gae_lambda_token"),
+        (("--algo", "twosome", "--gae-lambda-token", "0.9"), "TWOSOME has no setting gae_lambda_token"),
         (("--algo", "poad,poad"), "more than once"),
         (("--algo", "poad[epochs=abc]"), "epochs='abc'"),
         (("--algo", "poad[seed=5]"), "set it outside the brackets"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trainers.agents.ppo import PPOAgent
 from trainers.credit import gae
 from trainers.evaluation import evaluate
 from trainers.loop import train
+from trainers.random_stream import RandomStream
 from trainers.rollout import begin, collect, unbatch_infos
 
 Envs = Callable[..., gym.vector.VectorEnv]
@@ -117,7 +119,7 @@ def test_invalid_settings_raise_with_their_name(settings: dict[str, Any], messag
 
 
 def test_twosome_has_no_setting_gae_lambda_token() -> None:
-    with pytest.raises(ValueError, match="TWOSOMESettings has no setting gae_lambda_token"):
+    with pytest.raises(ValueError, match="TWOSOME has no setting gae_lambda_token"):
         trainers.make("twosome", gym.make(ENVIRONMENT), gae_lambda_token=0.95)
 
 
@@ -469,3 +471,25 @@ def test_check_agent_refuses_an_agent_that_loads_another_state_than_it_saved(mak
     env = gym.make(ENVIRONMENT)
     with pytest.raises(AssertionError, match="after load the agent acts differently"):
         check_agent(Forgetful(env), env)
+
+
+def test_a_random_stream_refuses_positions_outside_its_words_and_nested_use() -> None:
+    stream = RandomStream(0, torch.device("cpu"))
+    with stream.active():
+        expected = torch.rand(700)
+    for position, left in ((624, 624), (700, 1), (0, 0)):
+        broken = stream.state[0].clone()
+        broken[8:24] = torch.tensor(list(struct.pack("<iiQ", left, 1, position)), dtype=torch.uint8)
+        with pytest.raises(ValueError, match="position"):
+            stream.load_state([broken])
+    again = RandomStream(1, torch.device("cpu"))
+    again.load_state(RandomStream(0, torch.device("cpu")).state)
+    with again.active():
+        assert torch.equal(torch.rand(700), expected)
+        with pytest.raises(RuntimeError, match="active already"), again.active():
+            pass
+    again.load_state(stream.state)  # in the middle of a twist
+    with stream.active():
+        following = torch.rand(5)
+    with again.active():
+        assert torch.equal(torch.rand(5), following)

@@ -115,3 +115,28 @@ def test_best_program_of_a_run_reproduces_its_score(tmp_path: Path) -> None:
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert written[-1]["best_score"] == lines[-1]["best_score"]
     assert written[-1]["sandbox"] == sandbox_tier()
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ({"artifact": {"score": 1.0, "file": "metrics.jsonl", "text": ""}}, "file name 'metrics.jsonl'"),
+        ({"artifact": {"score": 1.0, "file": "best_../../x", "text": ""}}, "file name"),
+        ({"artifact": {"score": float("nan"), "file": "best_x", "text": ""}}, "score nan"),
+        ({"artifact": {"score": True, "file": "best_x", "text": ""}}, "score True"),
+        ({"artifact": "best_x"}, "expected score, file, text"),
+        ({"metrics": {"step": 7}}, "metric 'step', which training itself reports"),
+        ({"metrics": {"speed": float("inf")}}, "metric 'speed' = inf"),
+        ({"metrics": {"word": "x" * 1000}}, "at most 200 characters"),
+        ({"metrics": None}, "expected a dict"),
+    ],
+)
+def test_metrics_and_artifacts_that_could_harm_a_run_are_refused(
+    info: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = Workshop.advance
+    monkeypatch.setattr(Workshop, "advance", lambda self, action: advance(self, action)._replace(info=info))
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path, 3)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert not list(tmp_path.glob("best_*"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trainers.agents.poad import POAD, TokenLevelSettings
+from trainers.agents.poad import POAD, POADSettings
 from trainers.settings import setting
 
 
 @dataclass(frozen=True)
-class NTPOSettings(TokenLevelSettings):
+class NTPOSettings(POADSettings):
     """Settings of NTPO."""
 
     gamma_token: float | None = setting(None, least=0, most=1)

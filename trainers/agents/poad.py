@@ -10,7 +10,7 @@ from trainers.settings import setting
 
 
 @dataclass(frozen=True)
-class TokenLevelSettings(PPOSettings):
+class POADSettings(PPOSettings):
     """Settings of PPO with credit for each token."""
 
     gae_lambda_token: float = setting(1.0, least=0, most=1)
@@ -25,8 +25,8 @@ class POAD(PPOAgent):
     token-level optimum is the action-level optimum.
     """
 
-    settings_type: ClassVar[type[TokenLevelSettings]] = TokenLevelSettings
-    settings: TokenLevelSettings
+    settings_type: ClassVar[type[POADSettings]] = POADSettings
+    settings: POADSettings
     level = "token"
 
     def token_discounts(self) -> tuple[float, float]:
