@@ -36,9 +36,8 @@ def gae(
         A[n] = delta[n] + gamma * gae_lambda * A of action t + 1's first step
                                                           (delta[n] alone where the episode ends)
 
-    With one credit step in each action (U = 1) this is GAE over actions. With ``gamma_token = gae_lambda_token = 1``
-    the deltas of an action sum to reward + gamma * next_value - V[1]. So the advantage of its first token is the
-    advantage of the whole action.
+    With U = 1 this is GAE over actions. With ``gamma_token = gae_lambda_token = 1`` the deltas of an action sum to
+    reward + gamma * next_value - V[1], so the advantage of its first token is the advantage of the action.
 
     Parameters
     ----------
@@ -49,18 +48,15 @@ def gae(
         never used and may be NaN. The results have this dtype.
     mask : (T, N, U), bool
         True at the action's credit steps, False at the padding after them. If all entries of a step (t, n) are False,
-        no action was taken there (vector environments with next-step autoreset use such steps to reset). The results
-        of this step are zero, and its reward and next value are ignored. The step before it uses its own entry of
-        `next_values` and nothing later, as at the end of an episode. Callers mark both steps in `episode_ends`.
+        no action was taken there: next-step autoreset uses such steps to reset. Its results are zero, its reward and
+        next value are ignored. The step before ends on its own `next_values`. Callers mark both in `episode_ends`.
     next_values : (T, N)
         Value of what follows the environment step: 0 after a termination, the value of the final observation after a
         truncation, else the value of the next observation.
     episode_ends : (T, N), bool
-        True where the episode was terminated or truncated. Such a step does not depend on later steps, even if they
-        are NaN.
+        True where the episode was terminated or truncated. Later steps do not affect such a step, even if they are NaN.
     gamma : float or (T, N), in [0, 1]
-        Discount from an action to the next. It is an array if actions have different durations: the discount of an
-        action of k units of time is the k-th power of the discount of one unit.
+        Discount from an action to the next; an array if actions differ in duration (k units of time: γ to the k).
     gae_lambda : float in [0, 1]
         λ of GAE from an action to the next.
     gamma_token, gae_lambda_token : float in [0, 1]

@@ -41,10 +41,9 @@ def count_clipped(
 
 
 def normalise_advantages(advantages: torch.Tensor, mask: torch.Tensor, std_floor: float) -> torch.Tensor:
-    """Return advantages with mean 0, divided by their standard deviation, or by ``std_floor`` if that is larger.
+    """Return advantages with mean 0 over real credit steps, divided by max(standard deviation, ``std_floor``).
 
-    Mean and standard deviation are taken over all real credit steps; the result is 0 elsewhere. The floor keeps noise
-    from being scaled up to the size of a signal in a rollout without reward.
+    The floor keeps noise from being scaled up to the size of a signal in a rollout without reward.
     """
     real = advantages[mask]
     scale = real.std(correction=0).clamp(min=max(std_floor, 1e-8))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from trainers.agent import Rollout
-from trainers.agents.policy_gradient import Batch, PolicyGradientAgent, PolicyGradientSettings
+from trainers.agents.ppo import Batch, PolicyGradientAgent, PolicyGradientSettings
 from trainers.groups import against_same_observation, leave_one_out, normalised, returns_to_go, scaled
 from trainers.language_agent import ActionRecord
 from trainers.policy import PolicyOutput

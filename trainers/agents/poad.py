@@ -14,8 +14,7 @@ class POADSettings(PPOSettings):
     """Settings of PPO with credit for each token."""
 
     gae_lambda_token: float = setting(1.0, least=0, most=1)
-    """λ_w of generalised advantage estimation inside an action (the paper's code: 0.95). With 1, credit does not decay
-    inside an action."""
+    """λ_w of GAE inside an action (the paper's code: 0.95). With 1, credit does not decay inside an action."""
 
 
 class POAD(PPOAgent):
