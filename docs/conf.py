@@ -31,6 +31,8 @@ myst_heading_anchors = 4
 
 html_theme = "furo"
 html_math_renderer = "mathml"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
 
 highlight_language = "none"  # code blocks name their language
 autosummary_generate = False
