@@ -15,7 +15,7 @@ PRETENCE = Path(__file__).parent / "cuda_visible"
 
 FORK = """
 import os, sys, torch
-import trainers
+import benchmarks.__main__
 if (child := os.fork()) == 0:
     try:
         torch.cuda.init()
@@ -42,7 +42,7 @@ def test_a_run_on_the_cpu_trains_where_torch_sees_a_gpu(tmp_path: Path) -> None:
     assert json.loads(result.read_text())["sampled"]["episodes"] == 2
 
 
-def test_cuda_does_not_work_in_a_fork_of_a_process_that_has_imported_the_trainers(tmp_path: Path) -> None:
+def test_cuda_does_not_work_in_a_fork_of_a_process_that_has_imported_the_benchmarks(tmp_path: Path) -> None:
     """The reason for `spawn`, and the proof that the pretended GPU can make the test above fail."""
     pytest.importorskip("bitsandbytes")
     done = with_gpu_visible("-c", FORK, folder=tmp_path)
