@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from benchmarks.agent_spec import AgentSpec
 from benchmarks.statistics import Interval, Values, interval_of_means, mean
+from lang_envs.files import write_atomically
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -148,6 +150,8 @@ def draw_optimum(axes: Axes, optimum: float | None, *, vertical: bool = False) -
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as SVG and release its memory."""
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    content = io.BytesIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})
     plt.close(figure)
+    write_atomically(path, content.getvalue())
     return path

@@ -83,7 +83,7 @@ class Record:
         if (curves := data.pop("curves", None)) is None:
             file.unlink(missing_ok=True)
         else:
-            file.write_bytes(gzip.compress(json.dumps(curves).encode(), mtime=0))
+            write_atomically(file, gzip.compress(json.dumps(curves).encode(), mtime=0))
         stored = asdict(replace(self, data=data))
         text = json.dumps(stored, indent=1, allow_nan=False, ensure_ascii=False, default=os.fspath)
         write_atomically(folder / f"{name}.json", text + "\n")

@@ -14,7 +14,8 @@ from benchmarks import figures
 from benchmarks.analyses import Presentation, is_number
 from benchmarks.experiments import EXPERIMENTS, LIMITATIONS_7B
 from benchmarks.records import ANALYSES, Picture, Record, store_folders, stored_names
-from lang_envs.files import write_atomically
+from lang_envs.files import refuse_irregular, write_atomically
+from trainers.checkpoint import is_checkpoint_link
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,19 @@ def render(folder: tyro.conf.Positional[Path], output: Path | None = None) -> No
         A folder of records that ``report`` wrote, such as benchmarks/results.
     output : Path, optional
         Also write one HTML page of all records.
+
+    Raises
+    ------
+    ValueError
+        If the folder has no records, contains links or other things that are no regular files, or a record is damaged.
     """
-    pages = [render_page(folder, name) for name in stored_names(folder)]
+    refuse_irregular(folder, is_checkpoint_link)
+    names = stored_names(folder)
+    pages = [render_page(folder, name) for name in names]
+    print("pages: " + " ".join(str(folder / f"{name}.md") for name in names))
     if output is not None:
         _write_html(output, folder.resolve().name, pages)
+        print(f"HTML page: {output}")
 
 
 def write_report(

@@ -194,6 +194,33 @@ def test_a_report_shows_every_benchmark_and_can_be_rendered_without_runs(tmp_pat
     assert {file: file.read_bytes() for file in records.iterdir()} == written
 
 
+def test_metrics_of_an_environment_may_be_words(tmp_path: Path) -> None:
+    benchmark = write_run(tmp_path / "run")
+    for run in benchmark.runs:
+        file = run.path / "metrics.jsonl"
+        lines = [json.loads(line) | {"colour": "red", "sizes": [1, 2]} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert rows_of(collected(benchmark))[0]["return"].startswith("0.800 [")
+
+
+def test_nothing_is_written_through_links(tmp_path: Path, capsys: Any) -> None:
+    write_run(tmp_path / "run")
+    records, victim = tmp_path / "records", tmp_path / "victim"
+    victim.write_text("mine")
+    records.mkdir()
+    for name in ("run-final-returns.svg", "run-curves.json.gz", "run.md", "run.json", "run.jsonl"):
+        (records / name).symlink_to(victim)
+    write_report([tmp_path / "run"], tmp_path / "page.html", records)
+    assert victim.read_text() == "mine"
+    render(records)
+    assert capsys.readouterr().out.endswith(f"pages: {records / 'run.md'}\n")
+    (records / "run-final-returns.svg").unlink()
+    (records / "run-final-returns.svg").symlink_to(victim)
+    with pytest.raises(ValueError, match=r"run-final-returns\.svg is a symbolic link"):
+        render(records)
+    assert victim.read_text() == "mine"
+
+
 def test_records_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     benchmark = write_run(tmp_path / "run")
     record = Record("returns", "A title", json.loads(json.dumps(returns.collect([benchmark]))))

@@ -107,7 +107,10 @@ def test_the_last_line_of_metrics_may_be_long_or_missing(tmp_path: Path) -> None
     assert last_metrics(file) is None
     timing = {"timing": {"steps_per_second": 9.0}}
     whole = json.dumps({"step": 7} | timing | {f"metric {n}": 0.123456789 for n in range(1000)}) + "\n"
-    for text, step in (("", None), ('{"st', None), (whole, 7), ('{"step": 1}\n' + whole, 7), (whole + '{"st', 7)):
+    word = json.dumps({"step": 7, "colour": "red"} | timing) + "\n"
+    for text, step in (
+        ("", None), ('{"st', None), (whole, 7), ('{"step": 1}\n' + whole, 7), (whole + '{"st', 7), (word, 7),
+    ):  # fmt: skip
         file.write_text(text)
         found = last_metrics(file)
         assert (found and found["step"]) == step
