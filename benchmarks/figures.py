@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 plt.rcParams |= {
     "svg.hashsalt": "lang-envs",  # the same figure is the same file
+    "text.parse_math": False,  # labels are settings that users typed, which may contain dollar signs
     "savefig.facecolor": "white",  # readable on dark pages too
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -329,7 +329,7 @@ def optimal_return(environment: gym.Env | None) -> float | None:
 
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
     """Make the training environments of a run."""
-    return lang_envs.make_vec(config.env, config.run_defaults.num_envs, **config.env_options)
+    return lang_envs.make_vec(partial(gym.make, config.env, **config.env_options), config.run_defaults.num_envs)
 
 
 def _identity(model: str) -> str:

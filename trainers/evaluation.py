@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -74,12 +75,13 @@ def evaluate(
     if callable(env) and env_options:
         raise ValueError("env_options are for environments that are named by an id; here env is a function")
     options = dict(env_options or {})
-    if (tokenizer := getattr(agent, "tokenizer", None)) and not callable(env):
+    if tokenizer := getattr(agent, "tokenizer", None):
         options.setdefault("tokenizer", tokenizer)
+    make = env if callable(env) else partial(gym.make, env, **options)
     num_envs = min(num_envs, episodes)
     share = math.ceil(episodes / num_envs)
     played: list[list[Episode]] = [[] for _ in range(num_envs)]
-    with closing(make_vec(env, num_envs, **options)) as envs:
+    with closing(make_vec(make, num_envs)) as envs:
         discount = float(env_attribute(envs, "discount"))
         state = begin(envs, seed)
         while min(map(len, played)) < share:
