@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -25,6 +27,7 @@ from benchmarks.records import Record, stored_names
 from benchmarks.report import render, render_page, write_report
 from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark
 from benchmarks.versions import VERSIONS_FILE
+from lang_envs.files import MIB
 from trainers.agents import AGENTS
 from trainers.embedded_lm.pretrain import PretrainingSettings
 
@@ -219,6 +222,73 @@ def test_nothing_is_written_through_links(tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(ValueError, match=r"run-final-returns\.svg is a symbolic link"):
         render(records)
     assert victim.read_text() == "mine"
+
+
+def changed(change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Change the JSON of a compressed file."""
+
+    def damage(file: Path) -> None:
+        file.write_bytes(gzip.compress(json.dumps(change(json.loads(gzip.decompress(file.read_bytes())))).encode()))
+
+    return damage
+
+
+def with_entry(**changes: Any) -> Callable[[Path], Any]:
+    return lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def with_curve(**curve: Any) -> Callable[[Path], None]:
+    return changed(lambda curves: [{name: [own | curve for own in seeds] for name, seeds in curves[0].items()}])
+
+
+def replaced(make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    def replace_file(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return replace_file
+
+
+GZ = "run-curves.json.gz"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        (GZ, lambda file: file.write_bytes(file.read_bytes()[:-20]), "is damaged: Compressed file ended"),
+        (GZ, lambda file: file.write_bytes(file.read_bytes()[:20] + b"xyz" * 50), "is damaged: "),
+        (GZ, lambda file: file.write_bytes(b"no gzip"), "is damaged: Not a gzipped file"),
+        (GZ, lambda file: file.write_bytes(gzip.compress(bytes(2_000_000))), "is too large: expected at most 1 MiB"),
+        (GZ, changed(lambda curves: 3), "expected learning curves"),
+        (GZ, with_curve(step=["1"]), "expected learning curves"),
+        (GZ, with_curve(step=[1]), "expected learning curves"),
+        (GZ, changed(lambda curves: [{"x": curves[0]["poad"]}]), "damaged, or of another version"),
+        (GZ, replaced(os.mkfifo), "is no regular file"),
+        (GZ, replaced(lambda file: file.symlink_to("/etc/passwd")), "is a symbolic link"),
+        ("run.json", with_entry(experiment="x"), "there is no experiment 'x'"),
+        ("run.json", with_entry(kept_figures=[{"file": "a.txt", "caption": ""}]), "'a.txt' is none of .svg, .png"),
+    ],
+)
+def test_damaged_records_are_named(
+    name: str, damage: Callable[[Path], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.records.MAX_CURVES", MIB)
+    write_run(tmp_path / "run")
+    records = tmp_path / "records"
+    write_report([tmp_path / "run"], tmp_path / "page.html", records)
+    damage(records / name)
+    for read in (lambda: render_page(records, "run"), lambda: render(records)):
+        with pytest.raises(ValueError, match=f"{name.partition('.')[0].removesuffix('-curves')}.*{message}"):
+            read()
+
+
+def test_texts_of_records_are_no_markup_in_markdown(tmp_path: Path) -> None:
+    comparison = collected(write_run(tmp_path / "run"))
+    comparison["agents"][0]["algorithm"] = "m:<img src=x>\n# big|[a](http://b)\n[c]: http://d"
+    Record("returns", "<b>x</b>\n# y", {"comparisons": [comparison]}, warning="[z](http://z)").save(tmp_path, "x")
+    page = render_page(tmp_path, "x").markdown
+    assert page.startswith("# &lt;b>x&lt;/b> # y\n\n**Note:** [z]\\(http://z)\n")
+    assert not re.search(r"<[a-z/]|^# big|^\[c\]|(?<!\!)\[[az]\]\(|\]:", page, re.MULTILINE)
 
 
 def test_records_are_read_back_as_they_were_written(tmp_path: Path) -> None:
