@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
 from collections.abc import Mapping
@@ -33,6 +34,9 @@ _NAMES = {
     "random": "random agent",
 }
 """Names for readers that are not the algorithm's name in capital letters."""
+_ALGORITHM = re.compile(r"[\w-]+(\.\w+)*(:\w+)?")
+_LONGEST_FOLDER = 200
+"""Bytes; file systems allow 255."""
 _SET_FOR_ALL = {"seed", "model", "tokenizer", "device"}
 _LABELS = {
     ("entropy_coefficient", 0.0): "no entropy bonus",
@@ -76,11 +80,16 @@ class AgentSpec:
         Raises
         ------
         ValueError
-            If the text in brackets is not of the form name=value,name=value, or sets what all agents share.
+            If the name is none of an agent, the text in brackets is not of the form name=value,name=value, or it sets
+            what all agents share.
         """
         name, bracket, inside = text.strip().partition("[")
-        if bool(bracket) != text.strip().endswith("]"):
-            raise ValueError(f"agent {text!r}: a bracket is missing; expected name[setting=value,...]")
+        if not _ALGORITHM.fullmatch(name.strip()):
+            raise ValueError(f"agent {text!r}: {name!r} is no name; expected a name like poad or package.module:Class")
+        if bool(bracket) != text.strip().endswith("]") or not _balanced(inside[:-1]):
+            raise ValueError(
+                f"agent {text!r}: a bracket is missing or in the wrong place; expected name[setting=value,...]"
+            )
         settings: dict[str, Any] = {}
         for pair in filter(None, _split_outside_brackets(inside[:-1])):
             try:
@@ -128,8 +137,11 @@ class AgentSpec:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of this agent's runs."""
-        return re.sub(r"[^\w.=,-]+", ".", self.name).strip(".")
+        """Name of the folder of this agent's runs; a long name is cut, and a hash is added."""
+        name = re.sub(r"[^\w.=,-]+", ".", self.name).strip(".")
+        if len(name.encode()) <= _LONGEST_FOLDER:
+            return name
+        return f"{name[:50]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
     @property
     def colour(self) -> str:
@@ -144,6 +156,17 @@ def setting_labels(settings: Mapping[str, Any]) -> list[str]:
         or f"{_SYMBOLS.get(name, name)} = {value}"
         for name, value in settings.items()
     ]
+
+
+def _balanced(text: str) -> bool:
+    """Whether each bracket is closed by one of its kind."""
+    waiting: list[str] = []
+    for character in text:
+        if character in "[(":
+            waiting.append("])"["[(".index(character)])
+        elif character in "])" and (not waiting or waiting.pop() != character):
+            return False
+    return not waiting
 
 
 def _split_outside_brackets(text: str) -> list[str]:

@@ -217,6 +217,12 @@ class BenchmarkConfig:
         elif name in AGENTS and (given := options.keys() - {"seed"}):
             raise ValueError(f"agent {name!r} has no setting {', '.join(sorted(given))}")
         elif name not in AGENTS and callable(kind):
+            methods = ("act", "learn", "save", "load")
+            if isinstance(kind, type) and (missing := [own for own in methods if not hasattr(kind, own)]):
+                raise ValueError(
+                    f"agent {name!r} has no method {', '.join(missing)}; expected: {', '.join(methods)} "
+                    "(python -m pydoc trainers.Agent)"
+                )
             parameters = inspect.signature(kind).parameters
             takes_all = any(own.kind is own.VAR_KEYWORD for own in parameters.values())
             if not takes_all and (given := options.keys() - parameters.keys() - {"seed"}):

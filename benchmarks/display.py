@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.runs import RUN_FILE, Run
+from benchmarks.runs import READ_METRICS, RUN_FILE, Run
 from benchmarks.stored import require_numbers
 from benchmarks.worker import EVALUATION_FILE
 from lang_envs.files import parse_json, read_text
@@ -122,7 +122,7 @@ def last_metrics(path: Path) -> dict[str, Any] | None:
         lines = file.read().split(b"\n")
     try:
         found = parse_json(lines[-2], str(path))
-        require_numbers(found, ("step", *(found.keys() - {"timing", "sandbox"})), str(path))
+        require_numbers(found, ("step", *(found.keys() & READ_METRICS)), str(path))
         require_numbers(found["timing"], ("steps_per_second",), str(path))
     except (AttributeError, IndexError, KeyError, ValueError):  # none yet, or damaged, which resuming reports
         return None

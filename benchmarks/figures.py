@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from benchmarks.agent_spec import AgentSpec
 from benchmarks.statistics import Interval, Values, interval_of_means, mean
+from lang_envs.files import write_atomically
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -19,6 +21,7 @@ from matplotlib.figure import Figure
 
 plt.rcParams |= {
     "svg.hashsalt": "lang-envs",  # the same figure is the same file
+    "text.parse_math": False,  # labels are settings that users typed, which may contain dollar signs
     "savefig.facecolor": "white",  # readable on dark pages too
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -148,6 +151,8 @@ def draw_optimum(axes: Axes, optimum: float | None, *, vertical: bool = False) -
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as SVG and release its memory."""
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    content = io.BytesIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})
     plt.close(figure)
+    write_atomically(path, content.getvalue())
     return path

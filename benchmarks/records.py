@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,9 +24,18 @@ from benchmarks.analyses import Analysis, credit, language, programs, returns, t
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.paper import PAPER_FILE, asked_in
 from benchmarks.runs import Benchmark, Run
-from benchmarks.stored import typed
+from benchmarks.stored import counted, typed
 from benchmarks.versions import COMMAND, VERSIONS_FILE
-from lang_envs.files import MIB, parse_json, read_bytes, read_json, read_text, refuse_irregular, write_atomically
+from lang_envs.files import (
+    MIB,
+    is_number,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_text,
+    refuse_irregular,
+    write_atomically,
+)
 from trainers.checkpoint import is_checkpoint_link
 
 ANALYSES: dict[str, Analysis] = {
@@ -41,7 +52,10 @@ _TITLES = {
     "credit": "credit inside an action",
 }
 """What pages of single benchmarks are called, by analysis."""
-_MAX_CURVES = 256 * MIB
+MAX_CURVES = 256 * MIB
+"""Bytes of learning curves without compression."""
+_MAX_DEPTH = 4
+"""Nesting of curves: data set, agent, seed, measure."""
 _MIME = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
@@ -83,7 +97,7 @@ class Record:
         if (curves := data.pop("curves", None)) is None:
             file.unlink(missing_ok=True)
         else:
-            file.write_bytes(gzip.compress(json.dumps(curves).encode(), mtime=0))
+            write_atomically(file, gzip.compress(json.dumps(curves).encode(), mtime=0))
         stored = asdict(replace(self, data=data))
         text = json.dumps(stored, indent=1, allow_nan=False, ensure_ascii=False, default=os.fspath)
         write_atomically(folder / f"{name}.json", text + "\n")
@@ -101,11 +115,39 @@ class Record:
         record = typed(cls, read_json(path), str(path))
         if record.analysis not in ANALYSES:
             raise ValueError(f"{path} is damaged: there is no analysis {record.analysis!r:.80}")
-        if (file := _curves_file(folder, name)).is_file():
-            with gzip.open(file) as opened:
-                text = opened.read(_MAX_CURVES)
-            return replace(record, data=record.data | {"curves": parse_json(text, str(file))})
+        if record.experiment not in (None, *EXPERIMENTS):
+            raise ValueError(f"{path} is damaged: there is no experiment {record.experiment!r:.80}")
+        for kept in record.kept_figures:
+            if kept.file.suffix not in _MIME:
+                raise ValueError(f"{path} is damaged: the figure {kept.file.name!r:.80} is none of {', '.join(_MIME)}")
+        if os.path.lexists(file := _curves_file(folder, name)):
+            return replace(record, data=record.data | {"curves": _read_curves(file)})
         return record
+
+
+def _read_curves(file: Path) -> Any:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(read_bytes(file))) as opened:
+            text = opened.read(MAX_CURVES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{file} is damaged: {error}") from None
+    if len(text) > MAX_CURVES:
+        raise ValueError(f"{file} is too large: expected at most {MAX_CURVES // MIB} MiB without compression")
+    curves = parse_json(text, str(file))
+    if not _are_curves(curves):
+        raise ValueError(f"{file} is damaged: expected learning curves, lists of numbers of the same length")
+    return curves
+
+
+def _are_curves(value: Any, depth: int = 0) -> bool:
+    """Whether a value consists of curves: objects with ``step`` and other lists of numbers of the same length."""
+    if isinstance(value, dict) and "step" in value:
+        lists = list(value.values())
+        numbers = all(isinstance(own, list) and all(map(is_number, own)) for own in lists)
+        return numbers and len(set(map(len, lists))) == 1
+    if not isinstance(value, dict | list) or depth > _MAX_DEPTH:
+        return False
+    return all(_are_curves(own, depth + 1) for own in (value.values() if isinstance(value, dict) else value))
 
 
 def _curves_file(folder: Path, name: str) -> Path:
@@ -219,5 +261,6 @@ def _made_with(runs: Sequence[Run]) -> str:
     common = [line for line in texts[0] if line and all(line in text for text in texts)]
     others = Counter("; ".join(line for line in text if line and line not in common) for text in texts)
     hours = sum(run.training_hours for run in runs)
-    took = f"{len(runs)} runs, {60 * hours:.0f} minutes of training if done one after the other"
-    return "\n".join([*common, *(f"{count} runs: {text}" for text, count in others.items() if text), took])
+    minutes = round(60 * hours)
+    took = f"{counted(len(runs), 'run')}, {counted(minutes, 'minute')} of training if done one after the other"
+    return "\n".join([*common, *(f"{counted(count, 'run')}: {text}" for text, count in others.items() if text), took])

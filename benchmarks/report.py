@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import jinja2
 import tyro
@@ -14,7 +15,9 @@ from benchmarks import figures
 from benchmarks.analyses import Presentation, is_number
 from benchmarks.experiments import EXPERIMENTS, LIMITATIONS_7B
 from benchmarks.records import ANALYSES, Picture, Record, store_folders, stored_names
-from lang_envs.files import write_atomically
+from benchmarks.stored import in_markdown
+from lang_envs.files import refuse_irregular, write_atomically
+from trainers.checkpoint import is_checkpoint_link
 
 
 @dataclass(frozen=True)
@@ -33,24 +36,25 @@ class Page:
     def markdown(self) -> str:
         """The page in Markdown."""
         record, shown = self.record, self.shown
-        parts = [f"# {record.title}"]
+        parts = [f"# {in_markdown(record.title)}"]
         if record.warning:
-            parts.append(f"**Note:** {record.warning}")
+            parts.append(f"**Note:** {in_markdown(record.warning)}")
         if self.question:
             parts += ["## Question", self.question]
         if shown.claims:
-            parts += ["## Answer", "\n".join(f"- {claim}" for claim in shown.claims)]
+            parts += ["## Answer", "\n".join(f"- {in_markdown(claim)}" for claim in shown.claims)]
         if self.pictures:
             parts.append("## Figures")
-            parts += [f"![{own.caption}]({own.file.name})\n\n*{own.caption}*" for own in self.pictures]
+            named = [(in_markdown(own.caption), quote(own.file.name)) for own in self.pictures]
+            parts += [f"![{caption}]({file})\n\n*{caption}*" for caption, file in named]
         parts.append("## Tables")
-        parts += [f"**{table.title}**\n\n{table.markdown}" for table in shown.tables]
-        parts += ["\n".join(f"- {note}" for note in shown.notes)] if shown.notes else []
+        parts += [f"**{in_markdown(table.title)}**\n\n{table.markdown}" for table in shown.tables]
+        parts += ["\n".join(f"- {in_markdown(note)}" for note in shown.notes)] if shown.notes else []
         if self.limitations:
             parts += ["## Limitations", self.limitations]
         parts += ["## Reproduce", *([_fenced(record.command)] if record.command else [])]
         parts += ["Made with:", _fenced(record.made_with)] if record.made_with else []
-        parts += [f"### {heading}\n\n{_fenced(text.strip())}" for heading, text in shown.details]
+        parts += [f"### {in_markdown(heading)}\n\n{_fenced(text.strip())}" for heading, text in shown.details]
         return "\n\n".join(parts) + "\n"
 
 
@@ -71,11 +75,11 @@ def render_page(folder: Path, name: str) -> Page:
     record = Record.load(folder, name)
     try:
         shown = ANALYSES[record.analysis].present(record.data)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        pictures = [
+            Picture(figures.save(own.figure, folder / f"{name}-{own.name}.svg"), own.caption) for own in shown.drawings
+        ]
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / name}.json is damaged, or of another version: {error!r:.200}") from error
-    pictures = [
-        Picture(figures.save(own.figure, folder / f"{name}-{own.name}.svg"), own.caption) for own in shown.drawings
-    ]
     pictures += [Picture(folder / kept.file.name, kept.caption) for kept in record.kept_figures]
     page = Page(record, shown, pictures)
     if record.experiment:
@@ -95,10 +99,19 @@ def render(folder: tyro.conf.Positional[Path], output: Path | None = None) -> No
         A folder of records that ``report`` wrote, such as benchmarks/results.
     output : Path, optional
         Also write one HTML page of all records.
+
+    Raises
+    ------
+    ValueError
+        If the folder has no records, contains links or other things that are no regular files, or a record is damaged.
     """
-    pages = [render_page(folder, name) for name in stored_names(folder)]
+    refuse_irregular(folder, is_checkpoint_link)
+    names = stored_names(folder)
+    pages = [render_page(folder, name) for name in names]
+    print("pages: " + " ".join(str(folder / f"{name}.md") for name in names))
     if output is not None:
         _write_html(output, folder.resolve().name, pages)
+        print(f"HTML page: {output}")
 
 
 def write_report(

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,11 @@ _OF_THE_MACHINE = ("sandbox", "cache_dir")
 """Arguments of environments that decide how programs are isolated and where files are written."""
 _MAX_METRICS = 1024 * MIB
 _PART = 1 << 16
+READ_METRICS = frozenset(
+    {"step", "episodes", "recent_return", "recent_success", "approximate_kl", "skipped_actor_steps"}
+    | {"reward", "works", "score", "best_score", "best_score_step"}
+)
+"""Metrics that analyses and the display read. An environment may log others, and its values may be words."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,7 @@ class Run:
         for number, line in enumerate(found, 1):
             if not isinstance(line, dict) or line.get("iteration") != number or not {"step", "timing"} <= line.keys():
                 raise ValueError(f"line {number} of {file} is not that of iteration {number}: {again}")
-            require_numbers(line, tuple(line.keys() - {"timing", "sandbox"}), f"line {number} of {file}")
+            require_numbers(line, tuple(line.keys() & READ_METRICS), f"line {number} of {file}")
             timing = ("rollout_seconds", "learn_seconds")
             require_numbers(line["timing"], timing, f"line {number} of {file}: timing")
         steps, last = self.config.run_defaults.steps, found[-1]["step"] if found else 0
@@ -324,7 +329,7 @@ def optimal_return(environment: gym.Env | None) -> float | None:
 
 def make_envs(config: BenchmarkConfig) -> gym.vector.VectorEnv:
     """Make the training environments of a run."""
-    return lang_envs.make_vec(config.env, config.run_defaults.num_envs, **config.env_options)
+    return lang_envs.make_vec(partial(gym.make, config.env, **config.env_options), config.run_defaults.num_envs)
 
 
 def _identity(model: str) -> str:

@@ -1,8 +1,12 @@
-"""Checks of what is read from folders of runs: types, sizes, finite numbers. Errors name the file and the value."""
+"""Checks of what is read from folders of runs: types, sizes, finite numbers. Errors name the file and the value.
+
+Also texts of messages.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -88,6 +92,17 @@ def require_numbers(found: Any, names: tuple[str, ...], where: str) -> None:
             raise ValueError(f"{where} is damaged: {name!r} is missing")
         if not is_number(found[name]):
             raise ValueError(f"{where} is damaged: {name} is {found[name]!r:.80}, which is no number")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: ``"1 seed"``, ``"2 seeds"``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def in_markdown(text: str) -> str:
+    """Return a text of one line for Markdown, in which it starts no HTML, no link and no heading."""
+    text = " ".join(text.replace("\\", "\\\\").split("\n"))
+    return re.sub(r"\](?=[(:\[])", r"]\\", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text))
 
 
 def one_line(text: str) -> str:

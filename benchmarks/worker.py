@@ -77,7 +77,7 @@ def _train(run: Run, envs: gym.vector.VectorEnv) -> None:
     )
     result = {}
     for mode in MODES:
-        found = _evaluate(agent, config.env, run, mode, num_envs=config.run_defaults.num_envs, **config.env_options)
+        found = _evaluate(agent, config.env, run, mode, config.run_defaults.num_envs, config.env_options)
         result[mode] = {"return": found.mean_return, "success": found.success_rate, "episodes": len(found.returns)}
     write_atomically(run.path / RESULT_FILE, json.dumps(result, indent=2) + "\n")
 
@@ -98,7 +98,9 @@ def _end_with(parent: Any) -> None:
         os._exit(1)
 
 
-def _evaluate(agent: Any, env: str, run: Run, mode: str, **options: Any) -> trainers.Evaluation:
+def _evaluate(
+    agent: Any, env: str, run: Run, mode: str, num_envs: int, env_options: dict[str, Any]
+) -> trainers.Evaluation:
     """Evaluate on an environment, and write the progress to a file that the display reads."""
     file, episodes, last = run.path / EVALUATION_FILE, run.config.eval_episodes, 0.0
 
@@ -108,7 +110,15 @@ def _evaluate(agent: Any, env: str, run: Run, mode: str, **options: Any) -> trai
             last = time.monotonic()
             file.write_text(f"evaluating on {env}, {mode}: {min(finished, episodes)}/{episodes} episodes")
 
-    found = trainers.evaluate(agent, env, episodes, greedy=mode == "greedy", on_episodes=progress, **options)
+    found = trainers.evaluate(
+        agent,
+        env,
+        episodes,
+        greedy=mode == "greedy",
+        num_envs=num_envs,
+        on_episodes=progress,
+        env_options=env_options,
+    )
     file.unlink(missing_ok=True)
     return found
 
@@ -119,7 +129,7 @@ def _evaluate_transfer(agent: Any, run: Run, stage: str) -> None:
     for env in run.missing_transfer(stage):
         found[env] = {}
         for mode in MODES:
-            result = _evaluate(agent, env, run, mode, num_envs=_TRANSFER_ENVS, **run.config.tokenizer_options)
+            result = _evaluate(agent, env, run, mode, _TRANSFER_ENVS, run.config.tokenizer_options)
             found[env][mode] = {"return": result.returns.tolist(), "success": result.successes.tolist()}
     write_atomically(run.transfer_file(stage), json.dumps(found) + "\n")
 

@@ -22,14 +22,17 @@ _MAX_NUMBER = 1e300
 _MAX_ENTRIES = 1_000_000
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that readers see the old or the new text, never a part; of parallel writers, one wins."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that readers see the old or the new content, never a part; of parallel writers, one wins.
+
+    Text is encoded as UTF-8. A symbolic link at ``path`` is replaced; the file that it leads to is not changed.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.unfinished")
     beside.unlink(missing_ok=True)
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(descriptor)
         beside.replace(path)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -41,7 +42,7 @@ def evaluate(
     greedy: bool = False,
     num_envs: int = 4,
     on_episodes: Callable[[int], object] | None = None,
-    **make_options: Any,
+    env_options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Evaluate an agent on whole episodes of an environment.
 
@@ -63,15 +64,24 @@ def evaluate(
         Number of parallel environments.
     on_episodes : callable, optional
         Receives the number of finished episodes each time that some end.
-    **make_options
-        Passed to ``gym.make``. By default the environment uses the agent's tokenizer.
+    env_options : mapping, optional
+        Keyword arguments of ``gym.make``. By default the environment uses the agent's tokenizer.
+
+    Raises
+    ------
+    ValueError
+        If ``env`` is a function and ``env_options`` are given: they would have no effect.
     """
+    if callable(env) and env_options:
+        raise ValueError("env_options are for environments that are named by an id; here env is a function")
+    options = dict(env_options or {})
     if tokenizer := getattr(agent, "tokenizer", None):
-        make_options.setdefault("tokenizer", tokenizer)
+        options.setdefault("tokenizer", tokenizer)
+    make = env if callable(env) else partial(gym.make, env, **options)
     num_envs = min(num_envs, episodes)
     share = math.ceil(episodes / num_envs)
     played: list[list[Episode]] = [[] for _ in range(num_envs)]
-    with closing(make_vec(env, num_envs, **({} if callable(env) else make_options))) as envs:
+    with closing(make_vec(make, num_envs)) as envs:
         discount = float(env_attribute(envs, "discount"))
         state = begin(envs, seed)
         while min(map(len, played)) < share:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from benchmarks.runs import Benchmark
+from benchmarks.stored import in_markdown
 
 _INTERVAL = re.compile(r" [\[(].*?[\])]")
 _NUMBER = re.compile(r"[-+−]?\d")
@@ -43,7 +44,7 @@ class Table:
     def markdown(self) -> str:
         """The table in Markdown."""
         rows = (self.header, *self.rows)
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        lines = ["| " + " | ".join(in_markdown(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
         return "\n".join([lines[0], "|" + "---|" * len(self.header), *lines[1:]])
 
     def show(self, console: Console) -> None:

@@ -134,7 +134,7 @@ def random_policy(benchmark: Benchmark, environment: gym.Env) -> dict[str, Any] 
     config = benchmark.config
     agent, episodes = RandomAgent(environment), max(2, min(config.eval_episodes, _MAX_EPISODES))
     try:
-        returns = trainers.evaluate(agent, config.env, episodes, **config.env_arguments).returns
+        returns = trainers.evaluate(agent, config.env, episodes, env_options=config.env_arguments).returns
     except NotImplementedError:
         return None
     return {"episodes": episodes, **mean([returns])._asdict()}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -25,6 +27,7 @@ from benchmarks.records import Record, stored_names
 from benchmarks.report import render, render_page, write_report
 from benchmarks.runs import CONFIG_FILE, RESULT_FILE, RUN_FILE, Benchmark
 from benchmarks.versions import VERSIONS_FILE
+from lang_envs.files import MIB
 from trainers.agents import AGENTS
 from trainers.embedded_lm.pretrain import PretrainingSettings
 
@@ -192,6 +195,100 @@ def test_a_report_shows_every_benchmark_and_can_be_rendered_without_runs(tmp_pat
         file.unlink()
     render(records)
     assert {file: file.read_bytes() for file in records.iterdir()} == written
+
+
+def test_metrics_of_an_environment_may_be_words(tmp_path: Path) -> None:
+    benchmark = write_run(tmp_path / "run")
+    for run in benchmark.runs:
+        file = run.path / "metrics.jsonl"
+        lines = [json.loads(line) | {"colour": "red", "sizes": [1, 2]} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert rows_of(collected(benchmark))[0]["return"].startswith("0.800 [")
+
+
+def test_nothing_is_written_through_links(tmp_path: Path, capsys: Any) -> None:
+    write_run(tmp_path / "run")
+    records, victim = tmp_path / "records", tmp_path / "victim"
+    victim.write_text("mine")
+    records.mkdir()
+    for name in ("run-final-returns.svg", "run-curves.json.gz", "run.md", "run.json", "run.jsonl"):
+        (records / name).symlink_to(victim)
+    write_report([tmp_path / "run"], tmp_path / "page.html", records)
+    assert victim.read_text() == "mine"
+    render(records)
+    assert capsys.readouterr().out.endswith(f"pages: {records / 'run.md'}\n")
+    (records / "run-final-returns.svg").unlink()
+    (records / "run-final-returns.svg").symlink_to(victim)
+    with pytest.raises(ValueError, match=r"run-final-returns\.svg is a symbolic link"):
+        render(records)
+    assert victim.read_text() == "mine"
+
+
+def changed(change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Change the JSON of a compressed file."""
+
+    def damage(file: Path) -> None:
+        file.write_bytes(gzip.compress(json.dumps(change(json.loads(gzip.decompress(file.read_bytes())))).encode()))
+
+    return damage
+
+
+def with_entry(**changes: Any) -> Callable[[Path], Any]:
+    return lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def with_curve(**curve: Any) -> Callable[[Path], None]:
+    return changed(lambda curves: [{name: [own | curve for own in seeds] for name, seeds in curves[0].items()}])
+
+
+def replaced(make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    def replace_file(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return replace_file
+
+
+GZ = "run-curves.json.gz"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        (GZ, lambda file: file.write_bytes(file.read_bytes()[:-20]), "is damaged: Compressed file ended"),
+        (GZ, lambda file: file.write_bytes(file.read_bytes()[:20] + b"xyz" * 50), "is damaged: "),
+        (GZ, lambda file: file.write_bytes(b"no gzip"), "is damaged: Not a gzipped file"),
+        (GZ, lambda file: file.write_bytes(gzip.compress(bytes(2_000_000))), "is too large: expected at most 1 MiB"),
+        (GZ, changed(lambda curves: 3), "expected learning curves"),
+        (GZ, with_curve(step=["1"]), "expected learning curves"),
+        (GZ, with_curve(step=[1]), "expected learning curves"),
+        (GZ, changed(lambda curves: [{"x": curves[0]["poad"]}]), "damaged, or of another version"),
+        (GZ, replaced(os.mkfifo), "is no regular file"),
+        (GZ, replaced(lambda file: file.symlink_to("/etc/passwd")), "is a symbolic link"),
+        ("run.json", with_entry(experiment="x"), "there is no experiment 'x'"),
+        ("run.json", with_entry(kept_figures=[{"file": "a.txt", "caption": ""}]), "'a.txt' is none of .svg, .png"),
+    ],
+)
+def test_damaged_records_are_named(
+    name: str, damage: Callable[[Path], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.records.MAX_CURVES", MIB)
+    write_run(tmp_path / "run")
+    records = tmp_path / "records"
+    write_report([tmp_path / "run"], tmp_path / "page.html", records)
+    damage(records / name)
+    for read in (lambda: render_page(records, "run"), lambda: render(records)):
+        with pytest.raises(ValueError, match=f"{name.partition('.')[0].removesuffix('-curves')}.*{message}"):
+            read()
+
+
+def test_texts_of_records_are_no_markup_in_markdown(tmp_path: Path) -> None:
+    comparison = collected(write_run(tmp_path / "run"))
+    comparison["agents"][0]["algorithm"] = "m:<img src=x>\n# big|[a](http://b)\n[c]: http://d"
+    Record("returns", "<b>x</b>\n# y", {"comparisons": [comparison]}, warning="[z](http://z)").save(tmp_path, "x")
+    page = render_page(tmp_path, "x").markdown
+    assert page.startswith("# &lt;b>x&lt;/b> # y\n\n**Note:** [z]\\(http://z)\n")
+    assert not re.search(r"<[a-z/]|^# big|^\[c\]|(?<!\!)\[[az]\]\(|\]:", page, re.MULTILINE)
 
 
 def test_records_are_read_back_as_they_were_written(tmp_path: Path) -> None:

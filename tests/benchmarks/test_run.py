@@ -12,15 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import gymnasium as gym
 import pytest
 
+import trainers
+from benchmarks import figures
 from benchmarks.__main__ import main
 from benchmarks.agent_spec import AgentSpec
+from benchmarks.analyses.returns import random_policy
 from benchmarks.config import AgentOptions, BenchmarkConfig
 from benchmarks.display import evaluation, last_metrics
 from benchmarks.presets import RUN_DEFAULTS, RunDefaults, preset_settings
 from benchmarks.runs import Benchmark
-from benchmarks.worker import EVALUATION_FILE
+from benchmarks.worker import EVALUATION_FILE, execute
 from trainers.agents import AGENTS, agent_class
 from trainers.loop import alone_in
 from trainers.settings import resolve
@@ -107,7 +111,10 @@ def test_the_last_line_of_metrics_may_be_long_or_missing(tmp_path: Path) -> None
     assert last_metrics(file) is None
     timing = {"timing": {"steps_per_second": 9.0}}
     whole = json.dumps({"step": 7} | timing | {f"metric {n}": 0.123456789 for n in range(1000)}) + "\n"
-    for text, step in (("", None), ('{"st', None), (whole, 7), ('{"step": 1}\n' + whole, 7), (whole + '{"st', 7)):
+    word = json.dumps({"step": 7, "colour": "red"} | timing) + "\n"
+    for text, step in (
+        ("", None), ('{"st', None), (whole, 7), ('{"step": 1}\n' + whole, 7), (whole + '{"st', 7), (word, 7),
+    ):  # fmt: skip
         file.write_text(text)
         found = last_metrics(file)
         assert (found and found["step"]) == step
@@ -165,6 +172,15 @@ def test_settings_that_an_agent_of_a_third_party_lacks_are_refused_before_anythi
         "error: agent 'my_module:Wise' takes no actor_lr; put settings of one agent in brackets after it" in done.stderr
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_agent_that_cannot_be_trained_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acts_only.py").write_text("class Actor:\n    def act(self, observations, infos):\n        pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"agent 'acts_only:Actor' has no method learn, save, load; expected"):
+        BenchmarkConfig(algo="poad,acts_only:Actor").check()
 
 
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -283,6 +299,35 @@ def test_agents_have_labels_for_readers_and_folders() -> None:
     assert AgentSpec.parse("ntpo[gamma_token=0.9]").colour == AgentSpec("ntpo").colour != AgentSpec("poad").colour
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("..:X", "expected a name like poad or package.module:Class"),
+        ("[epochs=2]", "expected a name like poad"),
+        ("ntpo[gamma=1]x[epochs=2]", "a bracket is missing or in the wrong place"),
+        ("ntpo[gamma=1]]", "a bracket is missing or in the wrong place"),
+        ("poad[critic_hidden=(1,2]", "a bracket is missing or in the wrong place"),
+        ("poad[critic_hidden=(1]", "a bracket is missing or in the wrong place"),
+    ],
+)
+def test_agents_with_wrong_names_or_brackets_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AgentSpec.parse_list(text)
+
+
+def test_folders_of_agents_with_many_settings_have_short_names_that_differ() -> None:
+    first, second = (AgentSpec("m:Wise", {f"setting_{n}": n for n in range(count)}) for count in (60, 61))
+    assert first.folder != second.folder
+    assert all(name.startswith("m.Wise.setting_0=0,") and len(name) < 100 for name in (first.folder, second.folder))
+
+
+def test_labels_may_contain_dollar_signs(tmp_path: Path) -> None:
+    figure, (axes,) = figures.grid(1, 1, 3.0, 2.0)
+    figures.draw_curves(axes, {AgentSpec("m:Wise", {"words": r"$\bad{$"}): [([1.0], [2.0])]})
+    figures.legend_below(figure, [axes])
+    assert "<svg" in figures.save(figure, tmp_path / "figure.svg").read_text()
+
+
 def test_all_agents_agree_on_the_type_of_a_setting() -> None:
     types: dict[str, Any] = {}
     for name in set(AGENTS) - {"random"}:
@@ -313,6 +358,28 @@ def test_help_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPat
     assert "Only for softq, dqn. (default: 0.01)" in text
     assert "(default: 0.0003; other models: 5e-07)" in text
     assert "None" not in text.partition("agent options")[2].replace("None never skips", "")
+
+
+def test_arguments_of_an_environment_may_have_any_names(tmp_path: Path) -> None:
+    arguments = ("mode=1", "seed=2", "env=3", "episodes=4", "agent=5", "greedy=6", "num_envs=7", "run=8", "options=9")
+    given: list[dict[str, int]] = []
+
+    def make(**options: int) -> gym.Env:
+        given.append(options)
+        return gym.make("Overcooked-tomato-salad-v0", max_episode_steps=5)
+
+    gym.register("Named-v0", entry_point=make)
+    config = BenchmarkConfig(algo="random", env="Named-v0", env_set=arguments, steps=8, num_envs=2, rollout_steps=4)
+    config = replace(config, seeds=1, eval_episodes=2)
+    config.check()
+    (run,) = Benchmark(config, tmp_path).runs
+    execute(run, 1)
+    assert run.finished
+    assert random_policy(Benchmark(config, tmp_path), gym.make("Overcooked-tomato-salad-v0")) is not None
+    expected = {name: int(value) for name, value in (pair.split("=") for pair in arguments)}
+    assert all(own == expected for own in given)
+    with pytest.raises(ValueError, match="env_options are for environments that are named by an id"):
+        trainers.evaluate(trainers.make("random", make()), make, 1, env_options=expected)
 
 
 def test_the_progress_of_an_evaluation_is_shown(tmp_path: Path) -> None:
