@@ -169,9 +169,13 @@ def present(data: dict[str, Any]) -> Presentation:
     several = len(comparisons) > 1
     claims += [(f"{own['title']}: " if several else "") + " ".join(claims_of(own)) for own in comparisons]
     drawings.append(Drawing("final-returns", _FINAL, _draw_final(comparisons)))
-    if "curves" in data and (curves := _draw_curves(comparisons, data["curves"])):
-        drawings.append(Drawing("learning-curves", _CURVES, curves))
-    return Presentation(claims, [*tables, *map(table_of, comparisons)], drawings, _notes(comparisons))
+    notes = _notes(comparisons)
+    if "curves" in data:
+        if curves := _draw_curves(comparisons, data["curves"]):
+            drawings.append(Drawing("learning-curves", _CURVES, curves))
+        else:
+            notes.append(f"No learning curves: they start once {RECENT_EPISODES} episodes of a run have ended.")
+    return Presentation(claims, [*tables, *map(table_of, comparisons)], drawings, notes)
 
 
 _PROFILES = (

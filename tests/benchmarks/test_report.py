@@ -165,6 +165,7 @@ def test_runs_with_few_episodes_have_no_learning_curve(tmp_path: Path) -> None:
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = returns.present(returns.collect([benchmark]))
     assert [drawing.name for drawing in shown.drawings] == ["final-returns"]
+    assert shown.notes[-1] == "No learning curves: they start once 20 episodes of a run have ended."
     for run in benchmark.runs[:3]:  # those of POAD
         file = run.path / "metrics.jsonl"
         file.write_text(file.read_text().replace('"episodes": 7', '"episodes": 20'))
