@@ -89,10 +89,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Do agents with token-level credit (POAD, NTPO) learn faster than TWOSOME, whose credit is action-level, and "
         "do they reach higher returns?",
         "The embedded model is small and was pre-trained on text of these environments; large models may differ. Most "
-        "actions have two to seven tokens, so there is little to decompose. TWOSOME differs in more than its credit. "
-        "It samples whole candidates (see the experiment on sampling). Its entropy bonus is weaker by the number of "
-        "tokens per action, because losses are means over tokens or actions. Its KL threshold is per action, that of "
-        "the others per token, and skips more of its updates. The number of parallel environments for the household "
+        "actions have two to seven tokens, so credit for single tokens can make little difference. TWOSOME differs in "
+        "more than its credit. It samples whole candidates (see the experiment on sampling). The policy loss is a mean "
+        "over tokens for POAD and NTPO, and over actions for TWOSOME; the entropy bonus is a mean over actions for "
+        "all. So, relative to the policy loss, TWOSOME's bonus is weaker by a factor of the number of tokens per "
+        "action. TWOSOME's KL threshold applies to an action, that of POAD and NTPO to a token; it skips more of "
+        "TWOSOME's steps. The number of parallel environments for the household "
         "was chosen on seed 0, which is also reported.",
         tuple(Comparison(env) for env in (FOOD, ENTERTAINMENT, SALAD, LARGE_SALAD)),
         scales=BOTH_SCALES,

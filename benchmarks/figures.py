@@ -79,7 +79,7 @@ def draw_curves(
 ) -> None:
     """Draw each agent's mean over seeds as a thick line, its 95 % interval as a band, and single seeds as thin lines.
 
-    Seeds without a point are left out; one with a single point is a dot.
+    Seeds without a point are left out, an agent without any is in the legend; a seed with a single point is a dot.
     """
     styles = line_styles(list(curves))
     for agent, seeds in curves.items():
@@ -87,6 +87,7 @@ def draw_curves(
         label = (labels or {}).get(agent, agent.label)
         colour, style = agent.colour, styles[agent]
         if not seeds:
+            axes.plot([], [], color=colour, linestyle=style, linewidth=2, label=label)  # for the legend
             continue
         steps = np.linspace(max(seed[0][0] for seed in seeds), min(seed[0][-1] for seed in seeds), 200)
         values = np.stack([np.interp(steps, *seed) for seed in seeds])

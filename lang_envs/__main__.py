@@ -78,8 +78,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argpar
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser(
         "list",
-        help="list all environments: id, number of phrases, best return, summary",
-        description="List all environments. The best return is discounted with the environment's own discount.",
+        help="list all environments: id, number of phrases, optimal return, summary",
+        description="List all environments. The optimal return is discounted with the environment's own discount.",
     )
     one_env = argparse.ArgumentParser(add_help=False)
     one_env.add_argument(
@@ -184,7 +184,7 @@ def _solve(env: gym.Env[str, str]) -> None:
     if found.shortest is None:
         print("No sequence of phrases leads to success.")
     else:
-        print(f"Shortest solution, {len(found.shortest)} actions:")
+        print(f"Shortest solution, {len(found.shortest)} action{'s' * (len(found.shortest) != 1)}:")
         _number(found.shortest)
         env.reset(seed=0)
         over = next(k for k, phrase in enumerate(found.shortest) if any(env.step(phrase)[2:4]))
@@ -204,7 +204,7 @@ def _number(phrases: Sequence[str]) -> None:
 
 
 def _list() -> None:
-    rows = [("id", "phrases", "best return", "summary")]
+    rows = [("id", "phrases", "optimal return", "summary")]
     for name, entry in ENVIRONMENTS.items():
         if not entry.finite:
             rows.append((name, "any text", "unknown", entry.summary))

@@ -17,6 +17,7 @@ from benchmarks.agent_spec import AgentSpec
 from benchmarks.analyses import Drawing, Presentation, Table
 from benchmarks.runs import Benchmark, Run, optimal_return
 from benchmarks.statistics import Interval, Values, interquartile_mean, mean, probability_of_improvement
+from benchmarks.stored import counted
 from lang_envs.tokenizer import load_tokenizer
 from trainers.agents.random import RandomAgent
 from trainers.loop import RECENT_EPISODES
@@ -168,12 +169,19 @@ def present(data: dict[str, Any]) -> Presentation:
     several = len(comparisons) > 1
     claims += [(f"{own['title']}: " if several else "") + " ".join(claims_of(own)) for own in comparisons]
     drawings.append(Drawing("final-returns", _FINAL, _draw_final(comparisons)))
-    if "curves" in data and (curves := _draw_curves(comparisons, data["curves"])):
-        drawings.append(Drawing("learning-curves", _CURVES, curves))
-    return Presentation(claims, [*tables, *map(table_of, comparisons)], drawings, _notes(comparisons))
+    notes = _notes(comparisons)
+    if "curves" in data:
+        if curves := _draw_curves(comparisons, data["curves"]):
+            drawings.append(Drawing("learning-curves", _CURVES, curves))
+        else:
+            notes.append(f"No learning curves: they start once {RECENT_EPISODES} episodes of a run have ended.")
+    return Presentation(claims, [*tables, *map(table_of, comparisons)], drawings, notes)
 
 
-_PROFILES = "Fraction of runs whose final return is above a fraction of the optimum, with 95 % intervals."
+_PROFILES = (
+    "For each fraction x of the optimum (horizontal axis): the fraction of runs whose final return is above x. Bands: "
+    "95 % intervals."
+)
 _DISCOUNT = (
     "Final return over the discount inside an action, γ_w (POAD: 1). Dots: seeds. Bars: 95 % intervals of means."
 )
@@ -184,7 +192,7 @@ _LENGTH = (
 _FINAL = "Final returns. Dots: seeds. Vertical marks and bars: means and 95 % intervals over seeds."
 _CURVES = (
     "Learning curves: mean over seeds, with its 95 % interval as a band; with at most four agents a thin line for each "
-    "seed."
+    f"seed. Curves start once {RECENT_EPISODES} episodes have ended; a run with fewer episodes has none."
 )
 
 
@@ -242,28 +250,53 @@ def table_of(comparison: dict[str, Any]) -> Table:
 
 
 def claims_of(comparison: dict[str, Any]) -> list[str]:
-    """Say in two sentences how the first agent's final return compares with the others'."""
+    """Say how the first agent's final return compares with the others', and how many steps each agent needed."""
     agents, labels, optimum = agents_of(comparison), _labels(comparison), comparison["optimum"]
     (first, own), *others = agents.items()
     share = "" if not optimum or optimum <= 0 else f", {np.mean(own['returns']) / optimum:.1%} of the optimum"
-    seeds, unit = len(own["returns"]), " seeds" * bool(others)
-    has = f"{labels[first]} has a mean final return of {_shown(own['returns'])} (n = {seeds}{unit}{share})"
+    seeds = len(own["returns"])
+    size = counted(seeds, "seed") if others else str(seeds)
+    has = f"{labels[first]} has a mean final return of {_shown(own['returns'])} (n = {size}{share})"
     if not others:
         return [f"{has}."]
     if not statistics.enough_runs(seeds, len(others)):
         listed = ", ".join(f"{labels[spec]} {_shown(theirs['returns'])}" for spec, theirs in others)
-        return [f"{has}; {listed}.", f"{seeds} seeds of each agent are too few for a significance test."]
+        return [f"{has}; {listed}.", f"{_too_few(seeds)} for a significance test."]
     p_values = statistics.rank_tests(own["returns"], {spec.name: theirs["returns"] for spec, theirs in others})
-    ways = ("significantly higher than", "significantly lower than", "not significantly different from")
+    ways = ("is significantly higher than", "is significantly lower than", "is not significantly different from")
     found: dict[str, list[str]] = {way: [] for way in ways}
     for spec, theirs in others:
         way = ways[2]
         if (p := p_values[spec.name]) < statistics.SIGNIFICANT:
             way = ways[probability_of_improvement([own["returns"]], [theirs["returns"]]).value <= 0.5]
         shown = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-        found[way].append(f"{labels[spec]} ({np.mean(theirs['returns']):.3f}, {shown})")
-    parts = [f"{way} that of {', '.join(they)}" for way, they in found.items() if they]
-    return [f"{has}.", f"This is {'; '.join(parts)} (rank test, Holm's correction)."]
+        found[way].append(f"{labels[spec]}'s ({np.mean(theirs['returns']):.3f}, {shown})")
+    parts = [f"It {way} {_listed(they)}." for way, they in found.items() if they]
+    return [f"{has}.", *parts[:-1], f"{parts[-1][:-1]} (rank test, Holm's correction).", *_speed_claims(comparison)]
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """Join with commas and *and*."""
+    *others, last = parts
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _speed_claims(comparison: dict[str, Any]) -> list[str]:
+    """Give the mean steps to 90 % of the optimum, if it is known and a run reached it."""
+    agents, labels = agents_of(comparison), _labels(comparison)
+    if (comparison["optimum"] or 0) <= 0 or all(own["never"] == len(own["returns"]) for own in agents.values()):
+        return []
+    shown = []
+    for spec, own in agents.items():
+        seeds = len(own["returns"])
+        never = f", {own['never']} of {seeds} runs never" * bool(own["never"])
+        steps = "never" if own["never"] == seeds else f"{np.mean(own['steps_to_90_percent']):,.0f}{never}"
+        shown.append(f"{labels[spec]} {steps}")
+    return [f"Mean steps to 90 % of the optimum: {'; '.join(shown)}."]
+
+
+def _too_few(seeds: int) -> str:
+    return "1 seed of each agent is too few" if seeds == 1 else f"{seeds} seeds of each agent are too few"
 
 
 def _notes(comparisons: Sequence[dict[str, Any]]) -> list[str]:
@@ -277,12 +310,13 @@ def _notes(comparisons: Sequence[dict[str, Any]]) -> list[str]:
         notes.append(
             f"*steps to 90 %*: environment steps until the mean return of the last {RECENT_EPISODES} training episodes "
             f"first reaches {NEAR_OPTIMUM:.0%} of the optimal return; a run that never does counts with all its steps. "
-            "*regressed*: runs that fell below half of the optimum after having reached 90 % of it."
+            "*regressed*: of the runs that reached 90 %, those that later fell below half of the optimum; empty if no "
+            "run reached it."
         )
     if any(value is not None for own in comparisons for agent in own["agents"] for value in agent["kl"]):
         notes.append(
-            "*skipped steps*: actor updates that the KL threshold prevented. The approximate KL is per token (for "
-            "TWOSOME per action)."
+            "*skipped steps*: share of the adapter's optimiser steps that were skipped because of the KL threshold. "
+            "The approximate KL is per token (for TWOSOME per action)."
         )
     if any(len(comparison["agents"]) > 1 for comparison in comparisons):
         notes.append(
