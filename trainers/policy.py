@@ -92,7 +92,7 @@ class LanguagePolicy:
         edge_nodes = torch.from_numpy(batch.edge_nodes).to(device)
         total, entropies = readings.log_sum_exp, readings.entropy
         if total is None:
-            total = _log_sum_exp(readings.edge_logits, edge_nodes, len(batch.columns))
+            total = log_sum_exp(readings.edge_logits, edge_nodes, len(batch.columns))
         edge_log_probs = readings.edge_logits - total[edge_nodes]
 
         paths = torch.from_numpy(batch.paths).to(device)
@@ -135,9 +135,9 @@ def _entropy(log_probs: torch.Tensor) -> torch.Tensor:
     return -(log_probs.exp() * torch.where(log_probs > -torch.inf, log_probs, 0.0)).sum(-1)
 
 
-def _log_sum_exp(values: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the log-sum-exp of each non-empty group: values (E,) and int64 group indices (E,) to (count,)."""
-    largest = torch.full((count,), -torch.inf, device=values.device)
-    largest = largest.scatter_reduce(0, groups, values.detach(), "amax")
+def log_sum_exp(values: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the log-sum-exp of the values of each group, −inf of an empty one: (E,) and int64 (E,) to (count,)."""
+    largest = values.new_full((count,), -torch.inf).scatter_reduce(0, groups, values.detach(), "amax")
+    largest = torch.where(largest.isfinite(), largest, 0.0)
     sums = torch.zeros_like(largest).index_add(0, groups, (values - largest[groups]).exp())
     return largest + sums.log()

@@ -30,7 +30,7 @@ from trainers.critic import hidden_layers
 from trainers.groups import returns_to_go
 from trainers.language_agent import LanguageAgent
 from trainers.metrics import Metrics
-from trainers.policy import PolicyOutput
+from trainers.policy import PolicyOutput, log_sum_exp
 from trainers.prefix_tree import Query
 from trainers.replay import QueryTable, Replay, Trees, transitions_of
 from trainers.settings import LanguageAgentSettings, setting
@@ -152,10 +152,11 @@ class SoftQ(LanguageAgent):
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         own, metrics = self.settings, Metrics()
+        discounts = self.discounts(rollout)
         transitions = transitions_of(
-            rollout, self, self.table, self.discounts(rollout), truncation_is_termination=own.truncation_is_termination
+            rollout, self, self.table, discounts, truncation_is_termination=own.truncation_is_termination
         )
-        self._bound(rollout, self.discounts(rollout), self.replay.add(transitions))
+        self._bound(rollout, discounts, self.replay.add(transitions))
         self.forget_outputs()
         before = self.steps_learnt
         self.steps_learnt += len(transitions.query)
@@ -233,13 +234,3 @@ def _prior_of(trees: Trees, depth: int) -> torch.Tensor:
     """Return the prior log-probability of each candidate's tokens from ``depth`` on: (C,)."""
     rest = trees.paths[:, depth:]
     return torch.where(rest >= 0, trees.prior[rest], 0.0).sum(-1)
-
-
-def log_sum_exp(values: torch.Tensor, groups: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the log-sum-exp of the values of each group, −inf of an empty one: (E,) and int64 (E,) to (count,)."""
-    largest = torch.full((count,), -torch.inf, device=values.device, dtype=values.dtype).scatter_reduce(
-        0, groups, values.detach(), "amax"
-    )
-    safe = torch.where(largest.isfinite(), largest, 0.0)
-    sums = torch.zeros_like(safe).index_add(0, groups, (values - safe[groups]).exp())
-    return safe + sums.log()
